@@ -1,0 +1,308 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Future<T>: a result that is on its way. Promise<T>: the end that delivers it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/future_core.h>
+
+namespace farspan {
+
+template <class T>
+class Future;
+template <class T>
+class Promise;
+
+template <class T>
+struct IsFuture : std::false_type {};
+template <class T>
+struct IsFuture<Future<T>> : std::true_type {};
+
+namespace detail {
+
+template <class T>
+using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+template <class T>
+class FutureState : public FutureCore {
+ public:
+  template <class... Args>
+  bool set_value(Args&&... args) {
+    return complete([&] { value_.emplace(std::forward<Args>(args)...); });
+  }
+  bool set_error(Error error) {
+    return complete([&] { error_.emplace(std::move(error)); });
+  }
+  // For when ready():
+  bool failed() const noexcept { return error_.has_value(); }
+  const Error& error() const noexcept { return *error_; }
+  Stored<T>& value() {
+    if (error_) throw *error_;
+    return *value_;
+  }
+
+ private:
+  std::optional<Stored<T>> value_;
+  std::optional<Error> error_;
+};
+
+// What then(fn) gives: fn may take the finished Future<T> (it sees errors), or the value, or
+// nothing (then errors pass it by).
+template <class T, class Fn>
+auto call_continuation(Fn& fn, const Future<T>& done) {
+  if constexpr (std::is_invocable_v<Fn&, Future<T>>) {
+    return fn(done);
+  } else if constexpr (std::is_void_v<T>) {
+    done.wait();
+    return fn();
+  } else {
+    return fn(done.value());
+  }
+}
+
+template <class R>
+struct Unwrapped {
+  using type = R;
+};
+template <class R>
+struct Unwrapped<Future<R>> {
+  using type = R;
+};
+
+}  // namespace detail
+
+// A handle to a result that another thread or worker delivers once. Copies share the result.
+//
+// Threading: every method from any thread. Lifetime: the result lives as long as any copy.
+template <class T>
+class Future {
+ public:
+  using value_type = T;
+  using State = detail::FutureState<T>;
+
+  Future() = default;  // no result is coming: valid() is false
+  explicit Future(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+
+  bool valid() const noexcept { return state_ != nullptr; }
+  bool ready() const noexcept { return state_->ready(); }
+
+  // Blocks until the result is there and returns it.
+  //   timeout  for this wait only, the operation goes on; kNoTimeout waits as long as it takes
+  //   throws   the operation's Error, or kTimeout when `timeout` passed first
+  std::add_lvalue_reference_t<const T> wait(Millis timeout = kNoTimeout) const& {
+    finish(timeout);
+    if constexpr (std::is_void_v<T>) {
+      state_->value();
+    } else {
+      return state_->value();
+    }
+  }
+  T wait(Millis timeout = kNoTimeout) && {
+    finish(timeout);
+    if constexpr (std::is_void_v<T>) {
+      state_->value();
+    } else if (state_.use_count() == 1) {
+      return std::move(state_->value());
+    } else {
+      return state_->value();
+    }
+  }
+
+  // True when the result, or its error, is there in time. Throws nothing.
+  bool wait_for(Millis timeout) const { return state_->wait(Deadline::after(timeout)); }
+  bool wait_until(Deadline deadline) const { return state_->wait(deadline); }
+
+  // The result of a future that is ready; throws its Error.
+  std::add_lvalue_reference_t<T> value() const {
+    if constexpr (std::is_void_v<T>) {
+      state_->value();
+    } else {
+      return state_->value();
+    }
+  }
+  bool has_error() const noexcept { return state_->ready() && state_->failed(); }
+  const Error& error() const noexcept { return state_->error(); }  // when has_error()
+
+  // Runs `fn` when ready, in the thread that delivers the result, or at once. It must not throw.
+  void on_ready(std::function<void()> fn) const { state_->on_ready(std::move(fn)); }
+
+  // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
+  // returns a Future, that one's result. What `fn` throws becomes the error.
+  template <class Fn>
+  auto then(Fn fn) const {
+    using R = decltype(detail::call_continuation<T>(fn, *this));
+    using U = typename detail::Unwrapped<R>::type;
+    Promise<U> promise;
+    auto next = promise.future();
+    on_ready([self = *this, fn = std::move(fn), promise]() mutable {
+      try {
+        if constexpr (IsFuture<R>::value) {
+          R inner = detail::call_continuation<T>(fn, self);
+          inner.on_ready([inner, promise]() mutable { promise.take(inner); });
+        } else if constexpr (std::is_void_v<R>) {
+          detail::call_continuation<T>(fn, self);
+          promise.set_value();
+        } else {
+          promise.set_value(detail::call_continuation<T>(fn, self));
+        }
+      } catch (...) {
+        promise.set_error(to_error(std::current_exception(), Code::kRemote));
+      }
+    });
+    return next;
+  }
+
+  // A future of the same type in which `fn(const Error&)` -> T stands in for an error.
+  template <class Fn>
+  Future on_error(Fn fn) const {
+    return then([fn = std::move(fn)](const Future& done) mutable -> T {
+      if (done.has_error()) return fn(done.error());
+      return done.wait();
+    });
+  }
+
+  const std::shared_ptr<State>& state() const noexcept { return state_; }
+
+ private:
+  void finish(Millis timeout) const {
+    if (state_->ready()) return;
+    const TimePoint begun = Clock::now();
+    if (state_->wait(Deadline::in(timeout))) return;
+    throw Error(Code::kTimeout, "the result is not there yet")
+        .operation("Future::wait")
+        .elapsed(Clock::now() - begun)
+        .advice("wait longer; the operation itself goes on");
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+// Delivers a Future's result, once. Copies share it; when the last one goes without delivering, the
+// future ends with kCancelled.
+template <class T>
+class Promise {
+ public:
+  Promise() : end_(std::make_shared<End>()) {}
+
+  Future<T> future() const { return Future<T>(end_->state); }
+
+  // False when a result was there already.
+  template <class... Args>
+  bool set_value(Args&&... args) const {
+    return end_->state->set_value(std::forward<Args>(args)...);
+  }
+  bool set_error(Error error) const { return end_->state->set_error(std::move(error)); }
+  bool set_exception(const std::exception_ptr& failure) const {
+    return set_error(to_error(failure, Code::kRemote));
+  }
+
+  // Passes on what a ready future holds.
+  bool take(const Future<T>& done) const {
+    if (done.has_error()) return set_error(done.error());
+    if constexpr (std::is_void_v<T>) {
+      return set_value();
+    } else {
+      return set_value(done.value());
+    }
+  }
+
+ private:
+  struct End {
+    std::shared_ptr<detail::FutureState<T>> state = std::make_shared<detail::FutureState<T>>();
+    ~End() {
+      if (!state->ready()) {
+        state->set_error(Error(Code::kCancelled, "its promise was dropped without a result"));
+      }
+    }
+  };
+  std::shared_ptr<End> end_;
+};
+
+template <class T>
+Future<std::decay_t<T>> make_ready_future(T&& value) {
+  Promise<std::decay_t<T>> promise;
+  promise.set_value(std::forward<T>(value));
+  return promise.future();
+}
+inline Future<void> make_ready_future() {
+  Promise<void> promise;
+  promise.set_value();
+  return promise.future();
+}
+template <class T>
+Future<T> make_error_future(Error error) {
+  Promise<T> promise;
+  promise.set_error(std::move(error));
+  return promise.future();
+}
+
+// Ready when all are; their values in order, or the first error to arrive. For Future<void>: void.
+template <class T>
+auto collect_all(const std::vector<Future<T>>& futures) {
+  using R = std::conditional_t<std::is_void_v<T>, void, std::vector<detail::Stored<T>>>;
+  struct Gathering {
+    std::vector<Future<T>> futures;
+    std::atomic<size_t> missing;
+    Promise<R> promise;
+    void finish() {
+      if constexpr (std::is_void_v<T>) {
+        promise.set_value();
+      } else {
+        R values;
+        values.reserve(futures.size());
+        for (const auto& future : futures) values.push_back(future.value());
+        promise.set_value(std::move(values));
+      }
+    }
+  };
+  auto all = std::make_shared<Gathering>();
+  all->futures = futures;
+  all->missing = futures.size() + 1;
+  auto arrived = [all] {
+    if (all->missing.fetch_sub(1) == 1 && !all->promise.future().ready()) all->finish();
+  };
+  for (const auto& future : futures) {
+    future.on_ready([all, future, arrived] {
+      if (future.has_error()) all->promise.set_error(future.error());
+      arrived();
+    });
+  }
+  auto result = all->promise.future();
+  arrived();
+  return result;
+}
+
+// Ready with the index of the first to be ready, whether it holds a value or an error.
+template <class T>
+Future<size_t> collect_any(const std::vector<Future<T>>& futures) {
+  Promise<size_t> promise;
+  if (futures.empty()) {
+    promise.set_error(Error(Code::kInvalidArgument, "no futures").operation("collect_any"));
+  }
+  for (size_t i = 0; i < futures.size(); ++i) {
+    futures[i].on_ready([promise, i] { promise.set_value(i); });
+  }
+  return promise.future();
+}
+
+// Waits for all, and returns their values; throws the first error by order of the list, after all
+// have ended.
+template <class T>
+auto wait_all(const std::vector<Future<T>>& futures, Millis timeout = kNoTimeout) {
+  const Deadline deadline = Deadline::in(timeout);
+  for (const auto& future : futures) {
+    if (!future.wait_until(deadline)) {
+      throw Error(Code::kTimeout, "not all results are there yet").operation("wait_all");
+    }
+  }
+  return collect_all(futures).wait();
+}
+
+}  // namespace farspan

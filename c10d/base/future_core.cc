@@ -1,0 +1,84 @@
+#include <farspan/c10d/base/future_core.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace farspan {
+namespace {
+
+thread_local Waiter* thread_waiter = nullptr;
+
+class CondVarSleeper final : public Sleeper {
+ public:
+  void wake() noexcept override {
+    MutexLock lock(mutex_);
+    woken_ = true;
+    condition_.notify_one();  // under the lock: the sleeper may be gone right after it
+  }
+  void sleep(Deadline deadline) {
+    MutexLock lock(mutex_);
+    while (!woken_) {
+      if (!condition_.wait_until(mutex_, deadline)) return;
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar condition_;
+  bool woken_ FARSPAN_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+Waiter* current_waiter() noexcept { return thread_waiter; }
+void set_current_waiter(Waiter* waiter) noexcept { thread_waiter = waiter; }
+
+bool FutureCore::add_sleeper(Sleeper& sleeper) {
+  MutexLock lock(mutex_);
+  if (ready_.load(std::memory_order_relaxed)) return false;
+  sleepers_.push_back(&sleeper);
+  return true;
+}
+
+void FutureCore::remove_sleeper(Sleeper& sleeper) {
+  MutexLock lock(mutex_);
+  std::erase(sleepers_, &sleeper);
+}
+
+void FutureCore::on_ready(std::function<void()> callback) {
+  {
+    MutexLock lock(mutex_);
+    if (!ready_.load(std::memory_order_relaxed)) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+bool FutureCore::sleep(Deadline deadline) {
+  CondVarSleeper sleeper;
+  if (!add_sleeper(sleeper)) return true;
+  sleeper.sleep(deadline);
+  remove_sleeper(sleeper);
+  return ready();
+}
+
+bool FutureCore::block(Deadline deadline) {
+  if (Waiter* waiter = current_waiter()) return waiter->wait(*this, deadline);
+  return sleep(deadline);
+}
+
+void FutureCore::announce() {
+  std::vector<std::function<void()>> callbacks;
+  {
+    MutexLock lock(mutex_);
+    // Woken under the lock, since remove_sleeper() promises that a sleeper is not touched after it.
+    for (Sleeper* sleeper : sleepers_) sleeper->wake();
+    sleepers_.clear();
+    callbacks.swap(callbacks_);
+  }
+  for (auto& callback : callbacks) callback();
+}
+
+}  // namespace farspan

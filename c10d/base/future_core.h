@@ -1,0 +1,91 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// FutureCore: what every Future shares whatever its type: ready or not, who sleeps on it, and what
+// runs when it becomes ready.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
+
+namespace farspan {
+
+class FutureCore;
+
+// How a thread waits. A reactor installs one on its threads, so that a thread that waits inside a
+// user's function helps to read the reply instead of only sleeping.
+class Waiter {
+ public:
+  virtual ~Waiter() = default;
+  // Returns when `future` is ready (true) or the deadline has passed (false).
+  virtual bool wait(FutureCore& future, Deadline deadline) = 0;
+};
+
+// The calling thread's Waiter; null means: sleep. The pointer must outlive its use.
+Waiter* current_waiter() noexcept;
+void set_current_waiter(Waiter* waiter) noexcept;
+
+// A place where a thread sleeps. wake() is called once, by the thread that makes the future ready.
+class Sleeper {
+ public:
+  virtual void wake() noexcept = 0;
+
+ protected:
+  ~Sleeper() = default;
+};
+
+// Threading: every method from any thread. Callbacks run in the thread that makes the future ready,
+// or at once in the caller's when it is ready already; never under a lock.
+class FutureCore {
+ public:
+  FutureCore() = default;
+  FutureCore(const FutureCore&) = delete;
+  FutureCore& operator=(const FutureCore&) = delete;
+  virtual ~FutureCore() = default;
+
+  bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
+
+  // Blocks until ready; false when the deadline passed first.
+  bool wait(Deadline deadline) { return ready() || block(deadline); }
+
+  // Registers a thread that is about to sleep; false when ready already (then wake() never comes).
+  bool add_sleeper(Sleeper& sleeper);
+  // After this returns, `sleeper` is not touched again.
+  void remove_sleeper(Sleeper& sleeper);
+
+  void on_ready(std::function<void()> callback);
+
+  // Sleeps without helping anybody.
+  bool sleep(Deadline deadline);
+
+ protected:
+  // Stores the result through `store` unless one is there already (then false), and tells all.
+  template <class Store>
+  bool complete(Store&& store) {
+    {
+      MutexLock lock(mutex_);
+      if (ready_.load(std::memory_order_relaxed)) return false;
+      store();
+      ready_.store(true, std::memory_order_release);
+      if (sleepers_.empty() && callbacks_.empty()) return true;
+    }
+    announce();
+    return true;
+  }
+
+  // How this future's caller waits. Through the thread's Waiter, unless a subclass knows better.
+  virtual bool block(Deadline deadline);
+
+ private:
+  void announce();
+
+  std::atomic<bool> ready_{false};
+  Mutex mutex_;
+  std::vector<Sleeper*> sleepers_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> callbacks_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+}  // namespace farspan
