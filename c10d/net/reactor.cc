@@ -1,0 +1,310 @@
+#include <farspan/c10d/net/reactor.h>
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <farspan/c10d/net/reactor_state.h>
+
+namespace farspan::net {
+namespace {
+
+constexpr uint64_t kWakeKey = 1, kStopKey = 2, kTimersKey = 3, kFirstSourceKey = 16;
+constexpr uint64_t kWriteBit = uint64_t{1} << 63;
+constexpr int kIdleLoopers = 2;        // kept asleep, so that one reads while another runs a task
+constexpr int kRetireAfterMs = 2'000;  // how long a superfluous thread stays idle
+
+int checked(int fd, const char* what) {
+  if (fd >= 0) return fd;
+  throw Error(Code::kOverloaded, std::string(what) + ": " + std::strerror(errno))
+      .operation("start of a reactor")
+      .advice("raise the limit of open files (ulimit -n)");
+}
+
+ReactorOptions completed(ReactorOptions options) {
+  if (options.threads <= 0) {
+    options.threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
+  }
+  options.max_threads = std::max(options.max_threads, options.threads);
+  return options;
+}
+
+void watch(int epoll, int operation, int fd, uint32_t events, uint64_t key) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = key;
+  epoll_ctl(epoll, operation, fd, &event);  // fails only for a source that is being removed
+}
+
+}  // namespace
+
+ThreadState& thread_state() noexcept {
+  thread_local ThreadState state;
+  return state;
+}
+
+uint64_t current_chain() noexcept { return thread_state().chain; }
+void set_current_chain(uint64_t chain) noexcept { thread_state().chain = chain; }
+
+// How a reactor's thread waits for a future that no connection is known to bring.
+class Reactor::ThreadWaiter final : public Waiter {
+ public:
+  explicit ThreadWaiter(Reactor& reactor) : reactor_(reactor) {}
+  bool wait(FutureCore& future, Deadline deadline) override {
+    return reactor_.wait(future, deadline, nullptr);
+  }
+
+ private:
+  Reactor& reactor_;
+};
+
+Reactor::Reactor(ReactorOptions options)
+    : options_(completed(std::move(options))),
+      epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      wake_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE), "eventfd")),
+      stop_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
+      next_key_(kFirstSourceKey) {
+  watch(epoll_, EPOLL_CTL_ADD, wake_fd_, EPOLLIN | EPOLLEXCLUSIVE, kWakeKey);
+  watch(epoll_, EPOLL_CTL_ADD, stop_fd_, EPOLLIN, kStopKey);
+  watch(epoll_, EPOLL_CTL_ADD, timers_.descriptor(), EPOLLIN | EPOLLEXCLUSIVE, kTimersKey);
+  MutexLock lock(mutex_);
+  for (int i = 0; i < kIdleLoopers; ++i) spawn_locked();
+}
+
+Reactor::~Reactor() {
+  stop();
+  close(epoll_);
+  close(wake_fd_);
+  close(stop_fd_);
+}
+
+void Reactor::stop() {
+  stopping_.store(true);
+  const uint64_t one = 1;
+  if (write(stop_fd_, &one, sizeof one) < 0) stopping_.store(true);  // full: readable already
+  for (;;) {
+    std::vector<std::thread> ended;
+    std::vector<std::shared_ptr<Thread>> threads;
+    {
+      MutexLock lock(mutex_);
+      ended.swap(ended_);
+      threads.swap(threads_);
+    }
+    if (ended.empty() && threads.empty()) break;
+    for (auto& thread : threads) thread->handle.join();
+    for (auto& thread : ended) thread.join();
+  }
+  std::deque<std::unique_ptr<Task>> left;
+  {
+    MutexLock lock(mutex_);
+    left.swap(queue_);
+    queued_.store(0);
+  }
+  for (auto& task : left) task->reject(Error(Code::kShutdown, "the worker has been shut down"));
+  MutexLock lock(sources_mutex_);
+  sources_.clear();
+}
+
+void Reactor::add(const std::shared_ptr<Source>& source) {
+  {
+    MutexLock lock(sources_mutex_);
+    source->key_ = next_key_++;
+    sources_.emplace(source->key_, source);
+  }
+  source->armed_ = true;
+  if (source->write_descriptor() >= 0) {
+    watch(epoll_, EPOLL_CTL_ADD, source->write_descriptor(), EPOLLONESHOT,
+          source->key_ | kWriteBit);
+  }
+  watch(epoll_, EPOLL_CTL_ADD, source->descriptor(), EPOLLIN | EPOLLONESHOT, source->key_);
+}
+
+void Reactor::remove(Source& source) noexcept {
+  if (source.removed_.exchange(true)) return;
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, source.descriptor(), nullptr);
+  if (source.write_descriptor() >= 0) {
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, source.write_descriptor(), nullptr);
+  }
+  std::shared_ptr<Source> dropped;  // destroyed outside the lock
+  MutexLock lock(sources_mutex_);
+  const auto found = sources_.find(source.key_);
+  if (found == sources_.end()) return;
+  dropped = std::move(found->second);
+  sources_.erase(found);
+}
+
+void Reactor::flush_when_writable(Source& source) noexcept {
+  if (source.removed_.load(std::memory_order_acquire)) return;
+  watch(epoll_, EPOLL_CTL_MOD, source.write_descriptor(), EPOLLOUT | EPOLLONESHOT,
+        source.key_ | kWriteBit);
+}
+
+void Reactor::arm(Source& source) noexcept {
+  source.armed_ = true;
+  if (source.removed_.load(std::memory_order_acquire)) return;
+  watch(epoll_, EPOLL_CTL_MOD, source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
+}
+
+void Reactor::disarm(Source& source) noexcept {
+  source.armed_ = false;
+  if (source.removed_.load(std::memory_order_acquire)) return;
+  // Not zero: a hang-up is always reported, and must be reported once only.
+  watch(epoll_, EPOLL_CTL_MOD, source.descriptor(), EPOLLONESHOT, source.key_);
+}
+
+std::shared_ptr<Source> Reactor::find(uint64_t key) {
+  MutexLock lock(sources_mutex_);
+  const auto found = sources_.find(key);
+  return found == sources_.end() ? nullptr : found->second;
+}
+
+bool Role::take(Reactor& reactor, Source& source, bool fired) noexcept {
+  uint32_t free = 0;
+  if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
+    if (!fired) return false;
+    // The holder learns that epoll is disarmed, unless it has just gone: then the turn is ours.
+    const uint32_t before = source.turn_.fetch_or(Source::kFired, std::memory_order_acq_rel);
+    if (before & Source::kHeld) return false;
+    uint32_t marked = Source::kFired;
+    if (!source.turn_.compare_exchange_strong(marked, Source::kHeld, std::memory_order_acquire)) {
+      return false;
+    }
+  }
+  reactor_ = &reactor;
+  source_ = &source;
+  if (fired) {
+    source.armed_ = false;
+  } else if (source.armed_) {
+    reactor.disarm(source);
+  }
+  return true;
+}
+
+void Role::release() noexcept {
+  if (!source_) return;
+  Source& source = *std::exchange(source_, nullptr);
+  for (;;) {
+    source.turn_.fetch_and(~Source::kFired, std::memory_order_relaxed);
+    reactor_->arm(source);
+    const uint32_t before = source.turn_.exchange(0, std::memory_order_acq_rel);
+    if (!(before & Source::kFired)) return;
+    // Epoll fired between arm() and the exchange, and whoever got it went away: arm once more.
+    uint32_t free = 0;
+    if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
+      return;  // a new holder will arm it
+    }
+  }
+}
+
+void Reactor::loop(const std::shared_ptr<Thread>& self) {
+  pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
+  ThreadWaiter waiter(*this);
+  set_current_waiter(&waiter);
+  thread_state() = {this, Station::kLooping, 0};
+  std::shared_ptr<Source> hot;
+  bool retired = false;
+  while (!retired && !stopping_.load(std::memory_order_acquire)) {
+    if (run_one_task()) continue;
+    if (hot && spin(hot)) continue;
+    hot.reset();
+    if (!sleep(hot)) retired = retire(*self);
+  }
+  set_current_waiter(nullptr);
+  thread_state() = {};
+  if (retired) return;
+  MutexLock lock(mutex_);
+  --alive_;
+}
+
+// Polls what was just read from; true when there is something to do.
+bool Reactor::spin(const std::shared_ptr<Source>& hot) {
+  const auto budget = hot->spin().budget();
+  if (budget.count() == 0) return false;
+  SpinPermit permit;
+  Role role;
+  if (!permit || !role.take(*this, *hot, false)) return false;
+  const TimePoint end = Clock::now() + budget;
+  for (int look = 1; !stopping_.load(std::memory_order_relaxed); ++look) {
+    if (hot->pump(role)) {
+      hot->spin().hit();
+      spin_hits_.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
+    if (queued_.load(std::memory_order_relaxed) > 0) return true;
+    if (look % 8 == 0 && Clock::now() >= end) break;
+  }
+  hot->spin().miss();
+  spin_misses_.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+// Returns false when nothing happened for long enough that a superfluous thread may go.
+bool Reactor::sleep(std::shared_ptr<Source>& hot) {
+  int timeout_ms = -1;
+  {
+    MutexLock lock(mutex_);
+    if (!queue_.empty() && may_take_locked()) return true;
+    ++sleeping_;
+    if (loopers_locked() > kIdleLoopers) timeout_ms = kRetireAfterMs;
+  }
+  epoll_event events[16];
+  const int count = epoll_wait(epoll_, events, 16, timeout_ms);
+  {
+    MutexLock lock(mutex_);
+    --sleeping_;
+  }
+  for (int i = 0; i < count; ++i) dispatch_event(events[i].data.u64, hot);
+  return count != 0;
+}
+
+void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
+  if (key == kWakeKey) {
+    uint64_t count = 0;
+    while (read(wake_fd_, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+    return;
+  }
+  if (key == kTimersKey) return timers_.run_due();
+  if (key == kStopKey) return;
+  std::shared_ptr<Source> source = find(key & ~kWriteBit);
+  if (!source) return;
+  if (key & kWriteBit) {
+    if (source->flush()) flush_when_writable(*source);
+    return;
+  }
+  Role role;
+  if (!role.take(*this, *source, true)) return;
+  if (source->pump(role)) hot = std::move(source);
+}
+
+bool Reactor::retire(Thread& self) {
+  MutexLock lock(mutex_);
+  if (stopping_.load() || loopers_locked() <= kIdleLoopers) return false;
+  const auto found = std::find_if(threads_.begin(), threads_.end(),
+                                  [&](const auto& thread) { return thread.get() == &self; });
+  if (found == threads_.end()) return false;  // stop() is joining it
+  ended_.push_back(std::move((*found)->handle));
+  threads_.erase(found);
+  --alive_;
+  return true;
+}
+
+ReactorCounters Reactor::counters() const {
+  ReactorCounters counters;
+  counters.wakeups = wakeups_.load();
+  counters.spin_hits = spin_hits_.load();
+  counters.spin_misses = spin_misses_.load();
+  MutexLock lock(mutex_);
+  counters.threads = alive_;
+  counters.running = running_;
+  counters.blocked = blocked_;
+  return counters;
+}
+
+}  // namespace farspan::net

@@ -1,0 +1,143 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Reactor: a handful of threads that sleep in one epoll, poll what is hot, read, and run tasks.
+// The rules (why, and what was rejected) are in c10d/net/README.md, "Threads".
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/future_core.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/source.h>
+#include <farspan/c10d/net/timers.h>
+
+namespace farspan::net {
+
+// Work for a thread of the reactor: user code, as a rule. It may block in Future::wait.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual void run() noexcept = 0;
+  // Called instead of run() when no thread can be had: kOverloaded, or kShutdown.
+  virtual void reject(const Error& why) noexcept = 0;
+  // The chain of nested calls that this task belongs to; 0: none.
+  uint64_t chain = 0;
+};
+
+struct ReactorOptions {
+  int threads = 0;        // tasks that run at once and are not blocked; 0: the cores, from 2 to 16
+  int max_threads = 256;  // with those that are blocked
+  std::string name = "farspan";  // of the threads, for debuggers: at most 15 characters
+};
+
+struct ReactorCounters {
+  int threads = 0;       // alive
+  int blocked = 0;       // waiting inside a task
+  int running = 0;       // inside a task, and not blocked
+  uint64_t wakeups = 0;  // idle threads woken on purpose
+  uint64_t spin_hits = 0;
+  uint64_t spin_misses = 0;
+};
+
+// Threading: every method from any thread, but stop() and the destructor only from outside.
+// Lifetime:  sources are shared; tasks that never ran are rejected by stop().
+class Reactor {
+ public:
+  explicit Reactor(ReactorOptions options = {});
+  ~Reactor();
+  Reactor(const Reactor&) = delete;
+  Reactor& operator=(const Reactor&) = delete;
+
+  void add(const std::shared_ptr<Source>& source);
+  // After this the source is not pumped again, but a pump under way may go on.
+  void remove(Source& source) noexcept;
+  // Calls source.flush() from a reactor thread when there is room to write.
+  void flush_when_writable(Source& source) noexcept;
+
+  // Queues a task. From within pump() on a reactor's thread, that thread runs it itself, soon.
+  void run(std::unique_ptr<Task> task);
+
+  // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none.
+  //   returns  false when the deadline passed first
+  bool wait(FutureCore& future, Deadline deadline, Source* hint);
+
+  Timers& timers() noexcept { return timers_; }
+
+  // Ends every thread; tasks that have not begun are rejected. Waits for those that run.
+  void stop();
+
+  ReactorCounters counters() const;
+
+ private:
+  friend class Role;
+  class Blocked;
+  class ThreadWaiter;
+  struct Thread;
+  struct Slot;
+
+  // The life of a thread: reactor.cc.
+  void loop(const std::shared_ptr<Thread>& self);
+  bool run_one_task();
+  bool spin(const std::shared_ptr<Source>& hot);
+  bool sleep(std::shared_ptr<Source>& hot);
+  void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);
+  bool retire(Thread& self);
+
+  // Who runs what: reactor_tasks.cc.
+  int loopers_locked() const FARSPAN_REQUIRES(mutex_) { return alive_ - running_ - blocked_; }
+  bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
+  bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
+  void spawn_locked() FARSPAN_REQUIRES(mutex_);
+  void share_queue_locked() FARSPAN_REQUIRES(mutex_);
+  void drain_if_exhausted();
+  void wake_one() noexcept;
+
+  // How a thread waits: reactor_wait.cc.
+  bool spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role);
+  bool sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role, Slot& slot);
+  static Slot& thread_slot();
+  static bool run_inbox(Slot& slot, Blocked& blocked);
+
+  void arm(Source& source) noexcept;
+  void disarm(Source& source) noexcept;
+  std::shared_ptr<Source> find(uint64_t key);
+
+  const ReactorOptions options_;
+  const int epoll_;
+  const int wake_fd_;  // a semaphore: one count wakes one thread
+  const int stop_fd_;
+  Timers timers_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0};
+  std::atomic<size_t> queued_{0};    // queue_.size(), for a look without the lock
+  std::atomic<int64_t> task_ns_{0};  // running mean of what a task takes
+
+  mutable Mutex mutex_;
+  std::deque<std::unique_ptr<Task>> queue_ FARSPAN_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::vector<Slot*>> waiting_ FARSPAN_GUARDED_BY(mutex_);  // by chain
+  std::vector<std::shared_ptr<Thread>> threads_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<std::thread> ended_ FARSPAN_GUARDED_BY(mutex_);  // retired, to be joined
+  int alive_ FARSPAN_GUARDED_BY(mutex_) = 0;
+  int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
+  int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback
+  int sleeping_ FARSPAN_GUARDED_BY(mutex_) = 0;  // in epoll_wait
+
+  Mutex sources_mutex_;
+  uint64_t next_key_ FARSPAN_GUARDED_BY(sources_mutex_);
+  std::unordered_map<uint64_t, std::shared_ptr<Source>> sources_ FARSPAN_GUARDED_BY(sources_mutex_);
+};
+
+// The chain of nested calls that the calling thread is in; 0: none.
+uint64_t current_chain() noexcept;
+void set_current_chain(uint64_t chain) noexcept;
+
+}  // namespace farspan::net

@@ -1,0 +1,66 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// What the reactor's three files share: a thread, its place to sleep, and the blocked state.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <farspan/c10d/net/reactor.h>
+
+namespace farspan::net {
+
+// What the calling thread is to its reactor.
+enum class Station { kOutside, kLooping, kInTask };
+
+struct ThreadState {
+  Reactor* reactor = nullptr;
+  Station station = Station::kOutside;
+  uint64_t chain = 0;
+};
+ThreadState& thread_state() noexcept;
+
+struct Reactor::Thread {
+  std::thread handle;
+};
+
+// A thread's place to sleep: an eventfd, opened when it first sleeps, and the tasks of its own
+// chain that it is to run while it waits.
+//
+// Threading: wake() from any thread; the inbox is guarded by the mutex of the thread's reactor.
+struct Reactor::Slot final : Sleeper {
+  Slot() = default;
+  ~Slot();
+  void open();
+  void wake() noexcept override;
+  void clear() noexcept;  // forgets wake-ups, before the next sleep
+
+  int fd = -1;
+  std::vector<std::unique_ptr<Task>> inbox;
+  std::atomic<bool> has_mail{false};
+};
+
+// Marks the calling thread as waiting, so that its reactor lets another one run.
+class Reactor::Blocked {
+ public:
+  Blocked(Reactor& waited_on, Slot& slot);
+  ~Blocked();
+  Blocked(const Blocked&) = delete;
+  Blocked& operator=(const Blocked&) = delete;
+
+  void enter();
+  // Back to work; tasks left in the inbox return to the queue.
+  void leave();
+
+  Reactor& reactor() noexcept { return reactor_; }
+
+ private:
+  const Station station_;
+  Reactor& reactor_;  // the thread's own; for a thread from outside, the one it waits on
+  Slot& slot_;
+  const uint64_t chain_;
+};
+
+}  // namespace farspan::net

@@ -1,0 +1,143 @@
+// Who runs what: the queue, the number of threads, and what happens at its limit.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include <farspan/c10d/net/reactor_state.h>
+
+namespace farspan::net {
+namespace {
+
+// Work left in the queue that takes longer than this is worth waking another thread for.
+constexpr int64_t kWorthAWakeUpNs = 50'000;
+// How long work may lie behind a task that takes longer than expected.
+constexpr std::chrono::milliseconds kRescueAfter{1};
+
+}  // namespace
+
+// A thread takes a task only when another one remains to read, or can be started: what comes in is
+// always read, however long tasks take.
+bool Reactor::may_take_locked() const {
+  return running_ < options_.threads && (loopers_locked() > 1 || alive_ <= options_.max_threads);
+}
+
+// Every thread but the reader is blocked, and no more may be started.
+bool Reactor::exhausted_locked() const {
+  return running_ == 0 && alive_ > options_.max_threads && loopers_locked() <= 1;
+}
+
+void Reactor::spawn_locked() {
+  if (stopping_.load()) return;
+  for (auto& thread : ended_) thread.join();  // retired: these take no lock any more
+  ended_.clear();
+  auto thread = std::make_shared<Thread>();
+  ++alive_;
+  try {
+    threads_.push_back(thread);
+    thread->handle = std::thread([this, thread] { loop(thread); });
+  } catch (const std::system_error&) {
+    threads_.pop_back();  // the system's limit is ours, too
+    --alive_;
+  }
+}
+
+void Reactor::wake_one() noexcept {
+  wakeups_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t one = 1;
+  while (write(wake_fd_, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+// Called after a thread took a task, or became blocked: does what is left need another thread?
+void Reactor::share_queue_locked() {
+  if (loopers_locked() < 1) spawn_locked();
+  if (queue_.empty() || running_ >= options_.threads) return;
+  if (sleeping_ > 0) {
+    wake_one();
+  } else if (loopers_locked() <= 1 && alive_ <= options_.max_threads) {
+    spawn_locked();
+  }
+}
+
+void Reactor::run(std::unique_ptr<Task> task) {
+  const ThreadState& self = thread_state();
+  const bool mine = self.reactor == this && self.station == Station::kLooping;
+  bool stopped = false;
+  {
+    MutexLock lock(mutex_);
+    stopped = stopping_.load();
+    if (!stopped) {
+      queue_.push_back(std::move(task));
+      queued_.store(queue_.size(), std::memory_order_release);
+      if (!mine) share_queue_locked();
+    }
+  }
+  if (stopped) return task->reject(Error(Code::kShutdown, "the worker has been shut down"));
+  drain_if_exhausted();
+}
+
+bool Reactor::run_one_task() {
+  std::unique_ptr<Task> task;
+  {
+    MutexLock lock(mutex_);
+    if (queue_.empty() || !may_take_locked()) return false;
+    task = std::move(queue_.front());
+    queue_.pop_front();
+    queued_.store(queue_.size(), std::memory_order_release);
+    ++running_;
+    const auto left = static_cast<int64_t>(queue_.size());
+    if (loopers_locked() < 1 || left * task_ns_.load(std::memory_order_relaxed) > kWorthAWakeUpNs) {
+      share_queue_locked();
+    } else if (left > 0) {
+      timers_.nudge(Clock::now() + kRescueAfter);
+    }
+  }
+  ThreadState& self = thread_state();
+  self.station = Station::kInTask;
+  self.chain = task->chain;
+  const TimePoint begun = Clock::now();
+  task->run();
+  task.reset();
+  const int64_t took =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count();
+  const int64_t mean = task_ns_.load(std::memory_order_relaxed);
+  task_ns_.store(mean + (took - mean) / 8, std::memory_order_relaxed);
+  self.station = Station::kLooping;
+  self.chain = 0;
+  MutexLock lock(mutex_);
+  --running_;
+  return true;
+}
+
+// No thread can be had for what is queued: a task whose chain has a thread waiting here runs on
+// that thread, the others are turned away.
+void Reactor::drain_if_exhausted() {
+  std::vector<std::unique_ptr<Task>> rejected;
+  {
+    MutexLock lock(mutex_);
+    if (!exhausted_locked()) return;
+    for (auto& task : queue_) {
+      const auto waiting = waiting_.find(task->chain);
+      if (task->chain != 0 && waiting != waiting_.end()) {
+        Slot& innermost = *waiting->second.back();
+        innermost.inbox.push_back(std::move(task));
+        innermost.has_mail.store(true, std::memory_order_release);
+        innermost.wake();
+      } else {
+        rejected.push_back(std::move(task));
+      }
+    }
+    queue_.clear();
+    queued_.store(0);
+  }
+  for (auto& task : rejected) {
+    task->reject(Error(Code::kOverloaded, "all " + std::to_string(options_.max_threads) +
+                                              " threads are blocked in calls of their own")
+                     .advice("call less at once, or raise WorkerOptions::max_threads"));
+  }
+}
+
+}  // namespace farspan::net

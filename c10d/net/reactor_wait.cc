@@ -1,0 +1,175 @@
+// How a thread waits: it polls for what it waits for, then sleeps on it.
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <farspan/c10d/net/reactor_state.h>
+
+namespace farspan::net {
+
+Reactor::Slot::~Slot() {
+  if (fd >= 0) close(fd);
+}
+
+void Reactor::Slot::open() {
+  if (fd >= 0) return;
+  fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (fd < 0) {
+    throw Error(Code::kOverloaded, std::string("eventfd: ") + std::strerror(errno))
+        .operation("wait for a result")
+        .advice("raise the limit of open files (ulimit -n)");
+  }
+}
+
+void Reactor::Slot::wake() noexcept {
+  const uint64_t one = 1;
+  while (fd >= 0 && write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void Reactor::Slot::clear() noexcept {
+  uint64_t count = 0;
+  while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+Reactor::Slot& Reactor::thread_slot() {
+  thread_local Slot slot;
+  return slot;
+}
+
+// A thread from outside counts for no reactor, but may be given tasks of the chain it waits in.
+Reactor::Blocked::Blocked(Reactor& waited_on, Slot& slot)
+    : station_(thread_state().reactor ? thread_state().station : Station::kOutside),
+      reactor_(thread_state().reactor ? *thread_state().reactor : waited_on),
+      slot_(slot),
+      chain_(thread_state().chain) {
+  enter();
+}
+
+Reactor::Blocked::~Blocked() { leave(); }
+
+void Reactor::Blocked::enter() {
+  {
+    MutexLock lock(reactor_.mutex_);
+    if (station_ == Station::kInTask) --reactor_.running_;
+    if (station_ != Station::kOutside) ++reactor_.blocked_;
+    if (chain_ != 0) reactor_.waiting_[chain_].push_back(&slot_);
+    reactor_.share_queue_locked();
+  }
+  reactor_.drain_if_exhausted();
+}
+
+void Reactor::Blocked::leave() {
+  MutexLock lock(reactor_.mutex_);
+  if (chain_ != 0) {
+    const auto waiting = reactor_.waiting_.find(chain_);
+    const auto mine = std::find(waiting->second.rbegin(), waiting->second.rend(), &slot_);
+    waiting->second.erase(std::next(mine).base());
+    if (waiting->second.empty()) reactor_.waiting_.erase(waiting);
+  }
+  for (auto& task : slot_.inbox) reactor_.queue_.push_front(std::move(task));
+  reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
+  slot_.inbox.clear();
+  slot_.has_mail.store(false);
+  if (station_ == Station::kInTask) ++reactor_.running_;
+  if (station_ != Station::kOutside) --reactor_.blocked_;
+  reactor_.share_queue_locked();
+}
+
+bool Reactor::run_inbox(Slot& slot, Blocked& blocked) {
+  if (!slot.has_mail.load(std::memory_order_acquire)) return false;
+  std::unique_ptr<Task> task;
+  {
+    MutexLock lock(blocked.reactor().mutex_);
+    if (slot.inbox.empty()) return false;
+    task = std::move(slot.inbox.front());
+    slot.inbox.erase(slot.inbox.begin());
+    slot.has_mail.store(!slot.inbox.empty());
+  }
+  blocked.leave();
+  const ThreadState outer = thread_state();
+  thread_state().station = Station::kInTask;
+  task->run();
+  task.reset();
+  thread_state() = outer;
+  blocked.enter();
+  return true;
+}
+
+bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
+  if (future.ready()) return true;
+  Role role;
+  const bool ready = spin_wait(future, deadline, hint, role) ||
+                     sleep_wait(future, deadline, hint, role, thread_slot());
+  if (hint && hint->flush()) flush_when_writable(*hint);  // others write on
+  return ready;
+}
+
+bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role) {
+  const auto budget = hint ? hint->spin().budget() : kSpinLimit;
+  if (budget.count() == 0) return false;
+  SpinPermit permit;
+  if (!permit) return false;
+  const TimePoint end = std::min(Clock::now() + budget, deadline.at());
+  for (int look = 1;; ++look) {
+    if (hint) {
+      hint->flush();
+      if (!role.held()) role.take(*this, *hint, false);
+      if (role.held()) {
+        hint->pump(role);
+      } else {
+        cpu_relax();
+      }
+    } else {
+      cpu_relax();
+    }
+    if (future.ready()) {
+      if (hint) hint->spin().hit();
+      spin_hits_.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
+    if (look % 8 == 0 && Clock::now() >= end) break;
+  }
+  if (hint) hint->spin().miss();
+  spin_misses_.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role,
+                         Slot& slot) {
+  slot.open();
+  Blocked blocked(*this, slot);
+  while (!future.ready()) {
+    if (run_inbox(slot, blocked)) continue;
+    if (hint && hint->removed()) {
+      role.release();
+      hint = nullptr;
+    }
+    if (!future.add_sleeper(slot)) break;
+    const bool left_to_write = hint && hint->flush();
+    if (hint && !role.held()) role.take(*this, *hint, false);
+    pollfd fds[3] = {{slot.fd, POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLOUT, 0}};
+    if (role.held()) fds[1].fd = hint->descriptor();
+    if (left_to_write) fds[2].fd = hint->write_descriptor();
+    timespec left{};
+    if (!deadline.is_never()) {
+      const auto ns = std::chrono::ceil<std::chrono::nanoseconds>(deadline.remaining()).count();
+      left.tv_sec = ns / 1'000'000'000;
+      left.tv_nsec = ns % 1'000'000'000;
+    }
+    ppoll(fds, 3, deadline.is_never() ? nullptr : &left, nullptr);
+    future.remove_sleeper(slot);
+    if (fds[0].revents) slot.clear();
+    if (fds[1].revents) hint->pump(role);
+    if (deadline.expired()) break;
+  }
+  return future.ready();
+}
+
+}  // namespace farspan::net

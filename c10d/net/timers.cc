@@ -1,0 +1,96 @@
+#include <farspan/c10d/net/timers.h>
+
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <farspan/c10d/base/error.h>
+
+namespace farspan::net {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+int64_t to_ns(TimePoint at) noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
+
+}  // namespace
+
+Timers::Timers()
+    : fd_(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)), armed_for_(kNever) {
+  if (fd_ < 0) {
+    throw Error(Code::kOverloaded, std::string("timerfd_create: ") + std::strerror(errno))
+        .advice("raise the limit of open files (ulimit -n)");
+  }
+}
+
+Timers::~Timers() { close(fd_); }
+
+TimerId Timers::add(TimePoint at, std::function<void()> callback) {
+  MutexLock lock(mutex_);
+  const TimerId id = next_id_++;
+  by_id_[id] = entries_.emplace(at, Entry{id, std::move(callback)});
+  if (to_ns(at) < armed_for_.load(std::memory_order_relaxed)) set_descriptor_locked();
+  return id;
+}
+
+bool Timers::cancel(TimerId id) {
+  std::function<void()> dropped;  // destroyed outside the lock
+  MutexLock lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return false;
+  dropped = std::move(found->second->second.callback);
+  entries_.erase(found->second);
+  by_id_.erase(found);
+  return true;
+}
+
+void Timers::nudge(TimePoint at) noexcept {
+  if (to_ns(at) >= armed_for_.load(std::memory_order_relaxed)) return;
+  MutexLock lock(mutex_);
+  nudge_ = std::min(nudge_, at);
+  set_descriptor_locked();
+}
+
+void Timers::run_due() {
+  uint64_t expirations = 0;
+  // What is due is decided by the clock alone; reading only makes the descriptor quiet again.
+  if (read(fd_, &expirations, sizeof expirations) < 0 && errno != EAGAIN) return;
+  std::vector<Entry> due;
+  {
+    MutexLock lock(mutex_);
+    const TimePoint now = Clock::now();
+    while (!entries_.empty() && entries_.begin()->first <= now) {
+      due.push_back(std::move(entries_.begin()->second));
+      by_id_.erase(due.back().id);
+      entries_.erase(entries_.begin());
+    }
+    if (nudge_ <= now) nudge_ = TimePoint::max();
+    set_descriptor_locked();
+  }
+  for (Entry& entry : due) entry.callback();
+}
+
+void Timers::set_descriptor_locked() {
+  TimePoint next = nudge_;
+  if (!entries_.empty()) next = std::min(next, entries_.begin()->first);
+  itimerspec spec{};
+  if (next == TimePoint::max()) {
+    armed_for_.store(kNever, std::memory_order_relaxed);
+  } else {
+    const int64_t ns = std::max<int64_t>(to_ns(next), 1);  // zero would disarm it
+    spec.it_value.tv_sec = ns / 1'000'000'000;
+    spec.it_value.tv_nsec = ns % 1'000'000'000;
+    armed_for_.store(ns, std::memory_order_relaxed);
+  }
+  timerfd_settime(fd_, TFD_TIMER_ABSTIME, &spec, nullptr);
+}
+
+}  // namespace farspan::net

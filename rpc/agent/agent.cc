@@ -1,0 +1,319 @@
+#include <farspan/rpc/agent/agent.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/rpc/transport/loopback/loopback_transport.h>
+#include <farspan/rpc/transport/tcp/tcp_transport.h>
+#include <farspan/rpc/transport/unix/unix_transport.h>
+
+namespace farspan::agent {
+namespace {
+
+// How long stop() lets what was sent leave, replies to the very last calls above all.
+constexpr std::chrono::seconds kFarewell{2};
+
+// A request on its way to its handler.
+class RequestTask final : public net::Task {
+ public:
+  RequestTask(const Messenger::Handler& handler, Request request)
+      : handler_(handler), request_(std::move(request)) {
+    chain = request_.frame().header.chain;
+  }
+
+  void run() noexcept override {
+    if (request_.deadline().expired()) {
+      request_.fail(Error(Code::kTimeout, "its deadline passed before it could be run")
+                        .advice("the worker is busy: call less at once, or raise the timeout"));
+      return;
+    }
+    CallContext& context = current_call();
+    const CallContext outer = std::exchange(context, {request_.deadline(), chain, request_.from()});
+    handler_(std::move(request_));
+    context = outer;
+  }
+
+  void reject(const Error& why) noexcept override { request_.fail(why); }
+
+ private:
+  const Messenger::Handler& handler_;
+  Request request_;
+};
+
+class PlainTask final : public net::Task {
+ public:
+  explicit PlainTask(std::function<void()> work) : work_(std::move(work)) {}
+  void run() noexcept override { work_(); }
+  void reject(const Error& why) noexcept override {
+    log(LogLevel::kWarning, "agent", std::string("dropped work at its end: ") + why.what());
+  }
+
+ private:
+  std::function<void()> work_;
+};
+
+}  // namespace
+
+std::string PeerRecord::to_text() const {
+  std::string text = std::to_string(info.rank) + "\n" + info.name + "\n" +
+                     std::to_string(instance.high) + "\n" + std::to_string(instance.low) + "\n";
+  for (const auto& endpoint : endpoints) text += endpoint + "\n";
+  return text;
+}
+
+PeerRecord PeerRecord::from_text(const std::string& text) {
+  PeerRecord record;
+  std::istringstream lines(text);
+  std::string line;
+  const auto number = [&](auto& value) {
+    std::getline(lines, line);
+    const auto result = std::from_chars(line.data(), line.data() + line.size(), value);
+    if (!lines || result.ec != std::errc() || result.ptr != line.data() + line.size()) {
+      throw Error(Code::kCorrupt, "no worker's record: '" + text.substr(0, 80) + "'")
+          .operation("read the store")
+          .advice("is the store used by something else?");
+    }
+  };
+  number(record.info.rank);
+  std::getline(lines, record.info.name);
+  number(record.instance.high);
+  number(record.instance.low);
+  while (std::getline(lines, line)) record.endpoints.push_back(line);
+  return record;
+}
+
+Agent::Agent(AgentOptions options)
+    : options_(std::move(options)),
+      instance_(wire::InstanceId::random()),
+      pool_(net::ReceivePool::make()),
+      reactor_(options_.reactor),
+      loop_(std::make_shared<net::Loop>()) {
+  make_transports();
+  reactor_.add(loop_);
+  for (auto& transport : transports_) {
+    listeners_.push_back(transport->listen(
+        options_.bind_host,
+        [this](std::unique_ptr<transport::Stream> stream) { accept(std::move(stream)); }));
+  }
+}
+
+Agent::~Agent() { stop(); }
+
+void Agent::make_transports() {
+  std::vector<std::string> names = options_.transports;
+  if (names.empty()) names = {"unix", "tcp"};
+  for (const std::string& name : names) {
+    if (name == "unix") {
+      transports_.push_back(transport::make_unix_transport(loop_));
+    } else if (name == "tcp") {
+      transports_.push_back(transport::make_tcp_transport(loop_, reactor_));
+    } else if (name != "loopback") {
+      throw Error(Code::kInvalidArgument, "no transport is called '" + name + "'")
+          .operation("init_rpc")
+          .advice("use unix, tcp or loopback");
+    }
+  }
+  transports_.push_back(transport::make_loopback_transport());  // to itself, at least
+}
+
+PeerRecord Agent::record() const {
+  PeerRecord record{options_.self, instance_, {}};
+  for (const auto& listener : listeners_) record.endpoints.push_back(listener->endpoint());
+  // Loopback reaches workers of the same process only; they prefer it when nothing else is allowed.
+  return record;
+}
+
+void Agent::set_workers(std::vector<PeerRecord> records) {
+  std::sort(records.begin(), records.end(),
+            [](const auto& a, const auto& b) { return a.info.rank < b.info.rank; });
+  for (size_t i = 0; i < records.size(); ++i) {
+    FARSPAN_ASSERT(records[i].info.rank == static_cast<int>(i), "ranks are 0 to n - 1");
+    workers_.push_back(records[i].info);
+  }
+  MutexLock lock(mutex_);
+  peers_.resize(records.size());
+  for (size_t i = 0; i < records.size(); ++i) peers_[i].record = std::move(records[i]);
+}
+
+void Agent::stop() {
+  std::vector<std::shared_ptr<Connection>> lines;
+  std::vector<std::weak_ptr<Greeting>> greetings;
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(stopped_, true)) return;
+    stopping_.store(true);
+    for (auto& peer : peers_) {
+      if (peer.line) lines.push_back(peer.line);
+      if (peer.incoming) lines.push_back(peer.incoming);
+    }
+    greetings.swap(greetings_);
+  }
+  listeners_.clear();
+  for (const auto& line : lines) {
+    wire::OutFrame goodbye;
+    goodbye.header.kind = wire::Kind::kGoodbye;
+    goodbye.header.flags = wire::kOneWay;
+    if (line->is_open()) line->send(goodbye);
+  }
+  const Deadline deadline = Deadline::after(kFarewell);
+  for (const auto& line : lines) line->drain(deadline);
+  for (const auto& line : lines) {
+    line->close(Error(Code::kShutdown, "this worker has been shut down"));
+  }
+  for (const auto& greeting : greetings) {
+    if (const auto live = greeting.lock()) live->abort();
+  }
+  loop_->close();
+  reactor_.remove(*loop_);
+  reactor_.stop();
+}
+
+wire::InstanceId Agent::instance_of(int rank) const {
+  MutexLock lock(mutex_);
+  return peers_.at(static_cast<size_t>(rank)).record.instance;
+}
+
+void Agent::handle(wire::Kind kind, Run run, Handler handler) {
+  handlers_[static_cast<uint8_t>(kind)] = {run, std::move(handler)};
+}
+
+void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
+                 std::shared_ptr<ReplyHandler> handler, bool will_wait) {
+  calls_sent_.fetch_add(1, std::memory_order_relaxed);
+  if (frame.header.chain == 0) {
+    const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
+    frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
+  }
+  std::shared_ptr<Connection> line;
+  try {
+    line = line_to(to);
+  } catch (const Error& e) {
+    return handler->on_error(e);
+  }
+  line->call(frame, deadline, std::move(handler), will_wait);
+}
+
+void Agent::post(int to, wire::OutFrame& frame) {
+  frame.header.flags |= wire::kOneWay;
+  try {
+    line_to(to)->send(frame);
+  } catch (const Error& e) {
+    log(LogLevel::kDebug, "agent", std::string("a message was not sent: ") + e.what());
+  }
+}
+
+bool Agent::wait(FutureCore& future, Deadline deadline, int from) {
+  std::shared_ptr<Connection> line;
+  {
+    MutexLock lock(mutex_);
+    if (from >= 0 && static_cast<size_t>(from) < peers_.size()) {
+      line = peers_[static_cast<size_t>(from)].line;
+    }
+  }
+  return line ? line->wait(future, deadline) : reactor_.wait(future, deadline, nullptr);
+}
+
+TimerId Agent::call_at(TimePoint at, std::function<void()> callback) {
+  return reactor_.timers().add(at, std::move(callback));
+}
+
+bool Agent::cancel(TimerId timer) { return reactor_.timers().cancel(timer); }
+
+void Agent::run(std::function<void()> task) {
+  reactor_.run(std::make_unique<PlainTask>(std::move(task)));
+}
+
+void Agent::on_worker_lost(OnLost callback) {
+  MutexLock lock(mutex_);
+  on_lost_.push_back(std::move(callback));
+}
+
+std::vector<wire::FunctionRecord> Agent::functions_of(int rank) const {
+  if (rank == options_.self.rank) return options_.functions;
+  std::shared_ptr<Connection> line;
+  {
+    MutexLock lock(mutex_);
+    if (rank >= 0 && static_cast<size_t>(rank) < peers_.size()) {
+      line = peers_[static_cast<size_t>(rank)].line;
+    }
+  }
+  return line ? line->functions() : std::vector<wire::FunctionRecord>{};
+}
+
+std::string Agent::route_to(int rank) const {
+  MutexLock lock(mutex_);
+  const auto& line = peers_.at(static_cast<size_t>(rank)).line;
+  return line ? line->route() : "none";
+}
+
+MessengerCounters Agent::counters() const {
+  MessengerCounters counters;
+  counters.calls_sent = calls_sent_.load();
+  counters.calls_received = calls_received_.load();
+  counters.errors = errors_.load();
+  counters.threads = reactor_.counters().threads;
+  counters.bytes_sent = closed_sent_bytes_.load();
+  counters.bytes_received = closed_received_bytes_.load();
+  MutexLock lock(mutex_);
+  for (const auto& peer : peers_) {
+    for (const auto& line : {peer.line, peer.incoming}) {
+      if (!line) continue;
+      counters.connections += line->is_open();
+      counters.in_flight += line->calls_in_flight();
+      counters.bytes_sent += line->sent_bytes();
+      counters.bytes_received += line->received_bytes();
+    }
+  }
+  return counters;
+}
+
+void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) {
+  if (frame.header.kind == wire::Kind::kGoodbye) {
+    connection->expect_end();
+    return;
+  }
+  calls_received_.fetch_add(1, std::memory_order_relaxed);
+  Deadline deadline;
+  if (frame.header.remaining_us > 0) {
+    deadline = Deadline::after(Micros(std::min<uint64_t>(frame.header.remaining_us, 1ull << 50)));
+  }
+  const HandlerSlot& slot = handlers_[static_cast<uint8_t>(frame.header.kind)];
+  Request request(connection->peer().rank, std::move(frame), deadline, connection);
+  if (!slot.handler) {
+    request.fail(Error(Code::kNotRegistered, "this worker does not handle frames of kind '" +
+                                                 std::string(name_of(request.kind())) + "'")
+                     .advice("build both workers with the same farspan and the same rooms"));
+  } else if (slot.run == Run::kInline) {
+    slot.handler(std::move(request));
+  } else {
+    reactor_.run(std::make_unique<RequestTask>(slot.handler, std::move(request)));
+  }
+}
+
+void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error& why) {
+  const auto rank = static_cast<size_t>(connection->peer().rank);
+  std::vector<OnLost> callbacks;
+  closed_sent_bytes_ += connection->sent_bytes();
+  closed_received_bytes_ += connection->received_bytes();
+  {
+    MutexLock lock(mutex_);
+    if (rank >= peers_.size()) return;
+    Peer& peer = peers_[rank];
+    if (peer.line == connection) {
+      peer.line = nullptr;
+      peer.dialing = false;
+    }
+    if (peer.incoming == connection) peer.incoming = nullptr;
+    if (stopped_ || connection->ending() || peer.lost) return;
+    peer.lost = true;
+    callbacks = on_lost_;
+  }
+  for (const auto& callback : callbacks) callback(static_cast<int>(rank), why);
+}
+
+}  // namespace farspan::agent

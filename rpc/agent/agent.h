@@ -1,0 +1,133 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Agent: the Messenger over real connections. It listens, dials when a peer is first called, shakes
+// hands, and hands requests to the rooms that handle their kind.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/net/receive_pool.h>
+#include <farspan/rpc/agent/connection.h>
+#include <farspan/rpc/agent/greeting.h>
+#include <farspan/rpc/agent/messenger.h>
+#include <farspan/rpc/transport/transport.h>
+
+namespace farspan::agent {
+
+struct AgentOptions {
+  WorkerInfo self;
+  std::string generation;               // of the job: workers of another one are refused
+  std::vector<std::string> transports;  // to listen on and to prefer, in order; empty: unix, tcp
+  std::string bind_host = "127.0.0.1";  // for TCP
+  Millis connect_timeout{10'000};       // with the handshake
+  net::ReactorOptions reactor;
+  wire::FrameLimits frame_limits;
+  ConnectionLimits connection_limits;
+  std::vector<wire::FunctionRecord> functions;  // what this worker can be asked to run
+};
+
+// How to reach a worker: what each publishes in the store.
+struct PeerRecord {
+  WorkerInfo info;
+  wire::InstanceId instance;
+  std::vector<std::string> endpoints;
+
+  std::string to_text() const;
+  //   throws  Error kCorrupt
+  static PeerRecord from_text(const std::string& text);
+};
+
+// Threading: as Messenger. Lifetime: stop() ends all activity; the destructor calls it.
+class Agent final : public Messenger, private ConnectionOwner {
+ public:
+  // Listens at once.
+  //   throws  Error kInvalidArgument (unknown transport), kUnavailable (cannot listen)
+  explicit Agent(AgentOptions options);
+  ~Agent() override;
+
+  PeerRecord record() const;
+  // Who takes part, by rank, with this worker. Before the first call.
+  void set_workers(std::vector<PeerRecord> records);
+
+  // Says goodbye, ends every connection and thread. Calls that wait fail with kShutdown.
+  void stop();
+
+  const WorkerInfo& self() const noexcept override { return options_.self; }
+  const std::vector<WorkerInfo>& workers() const noexcept override { return workers_; }
+  wire::InstanceId instance_of(int rank) const override;
+  void handle(wire::Kind kind, Run run, Handler handler) override;
+  void call(int to, wire::OutFrame& frame, Deadline deadline, std::shared_ptr<ReplyHandler> handler,
+            bool will_wait) override;
+  void post(int to, wire::OutFrame& frame) override;
+  bool wait(FutureCore& future, Deadline deadline, int from) override;
+  TimePoint now() const noexcept override { return Clock::now(); }
+  TimerId call_at(TimePoint at, std::function<void()> callback) override;
+  bool cancel(TimerId timer) override;
+  void run(std::function<void()> task) override;
+  void on_worker_lost(OnLost callback) override;
+  std::vector<wire::FunctionRecord> functions_of(int rank) const override;
+  MessengerCounters counters() const override;
+
+  // "unix @farspan-12-ab34", or "none": how a worker is reached now.
+  std::string route_to(int rank) const;
+  net::Reactor& reactor() noexcept { return reactor_; }
+  net::ReceivePool& receive_pool() noexcept { return *pool_; }
+
+ private:
+  struct Peer {
+    PeerRecord record;
+    std::shared_ptr<Connection> line;      // null before the first call, and after a loss
+    std::shared_ptr<Connection> incoming;  // to itself: the other end
+    bool dialing = false;
+    bool lost = false;  // already announced
+  };
+  struct HandlerSlot {
+    Run run = Run::kAsTask;
+    Handler handler;
+  };
+
+  void make_transports();
+  wire::Hello hello() const;
+  std::unique_ptr<wire::FrameReader> new_reader() const;
+
+  // Dialing and being dialled: dial.cc.
+  std::shared_ptr<Connection> new_line(const WorkerInfo& peer);
+  std::shared_ptr<Connection> line_to(int rank);
+  void dial(int rank, std::shared_ptr<Connection> line);
+  void try_endpoints(int rank, const std::shared_ptr<Connection>& line, size_t next, Error last);
+  void greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
+             std::unique_ptr<transport::Stream> stream);
+  void accept(std::unique_ptr<transport::Stream> stream);
+  std::optional<Error> admit(const wire::Hello& peer);
+  void adopt(Greeting::Outcome outcome);
+
+  void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
+  void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;
+
+  const AgentOptions options_;
+  const wire::InstanceId instance_;
+  const std::shared_ptr<net::ReceivePool> pool_;
+  net::Reactor reactor_;
+  const std::shared_ptr<net::Loop> loop_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;  // the last one is loopback
+  std::vector<std::unique_ptr<transport::Listener>> listeners_;
+  std::vector<WorkerInfo> workers_;        // constant after set_workers()
+  std::array<HandlerSlot, 256> handlers_;  // each constant after its first frame may arrive
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> calls_sent_{0}, calls_received_{0}, errors_{0}, next_chain_{1};
+  std::atomic<uint64_t> closed_sent_bytes_{0}, closed_received_bytes_{0};
+
+  mutable Mutex mutex_;
+  bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
+  std::vector<Peer> peers_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Greeting>> greetings_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<OnLost> on_lost_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+}  // namespace farspan::agent

@@ -1,0 +1,233 @@
+#include <farspan/rpc/agent/connection.h>
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <utility>
+
+namespace farspan::agent {
+namespace {
+
+// What a call counts for beside its bytes, so that many small ones are limited, too.
+constexpr uint64_t kCallOverhead = 512;
+// Reads in one turn, so that one busy peer does not keep the others waiting.
+constexpr int kReadsPerTurn = 16;
+
+Error lost(const transport::IoResult& result) {
+  if (result.status == transport::IoStatus::kClosed) {
+    return Error(Code::kDisconnected, "the connection was closed by the other side");
+  }
+  return Error(Code::kDisconnected,
+               std::string("the connection failed: ") + strerror(result.error));
+}
+
+}  // namespace
+
+Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
+                       ConnectionLimits limits)
+    : reactor_(reactor), owner_(owner), peer_(std::move(peer)), limits_(limits) {}
+
+Connection::~Connection() = default;
+
+void Connection::open(std::unique_ptr<transport::Stream> stream,
+                      std::unique_ptr<wire::FrameReader> reader, std::vector<wire::InFrame> frames,
+                      std::vector<wire::FunctionRecord> functions) {
+  {
+    MutexLock lock(mutex_);
+    if (closing_) return;  // close() came first; the stream ends here
+    stream_ = std::move(stream);
+    reader_ = std::move(reader);
+    functions_ = std::move(functions);
+    state_.store(State::kOpen, std::memory_order_release);
+  }
+  outbox_.open(*stream_);
+  reactor_.add(self());
+  opened_.set_value();
+  if (flush()) reactor_.flush_when_writable(*this);
+  deliver(frames);
+}
+
+bool Connection::wait(FutureCore& future, Deadline deadline) {
+  if (!is_open() && !is_closed()) {
+    const auto opening = opened_.future().state();
+    reactor_.wait(*opening, deadline, nullptr);  // ends when the line is open, or has failed
+  }
+  return reactor_.wait(future, deadline, is_open() ? this : nullptr);
+}
+
+void Connection::call(wire::OutFrame& frame, Deadline deadline,
+                      std::shared_ptr<ReplyHandler> handler, bool will_wait) {
+  const uint64_t bytes = frame.bytes() + kCallOverhead;
+  if (pending_.bytes() + bytes > limits_.max_in_flight_bytes) wait_for_room(bytes, deadline);
+  const uint64_t id = pending_.add(handler, deadline, bytes);
+  if (id == 0) {
+    return handler->on_error(why_closed());
+  }
+  frame.header.request_id = id;
+  if (!deadline.is_never()) {
+    watch_deadline(deadline);
+    const auto left = std::chrono::duration_cast<Micros>(deadline.remaining()).count();
+    frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
+  }
+  after_send(outbox_.send(frame), will_wait);
+}
+
+void Connection::send(wire::OutFrame& frame) { after_send(outbox_.send(frame), false); }
+
+// `will_wait`: the caller's wait() writes on what is left.
+void Connection::after_send(Outbox::State state, bool will_wait) {
+  if (state == Outbox::State::kBroken) {
+    close_broken();
+  } else if (state == Outbox::State::kLeft && !will_wait && is_open()) {
+    reactor_.flush_when_writable(*this);
+  }
+}
+
+bool Connection::flush() noexcept {
+  if (!outbox_.has_left() || !is_open()) return false;
+  const Outbox::State state = outbox_.flush();
+  if (state == Outbox::State::kBroken) close_broken();
+  return state == Outbox::State::kLeft;
+}
+
+void Connection::drain(Deadline deadline) {
+  while (flush() && !deadline.expired()) {
+    pollfd room{stream_->write_descriptor(), POLLOUT, 0};
+    poll(&room, 1, deadline.poll_ms());
+  }
+}
+
+void Connection::close_broken() {
+  if (is_open()) close(Error(Code::kDisconnected, "the connection was closed by the other side"));
+}
+
+// Blocks while too many bytes wait for answers. A call that is alone is always let through.
+void Connection::wait_for_room(uint64_t bytes, Deadline deadline) {
+  while (pending_.count() > 0 && pending_.bytes() + bytes > limits_.max_in_flight_bytes) {
+    Promise<void> room;
+    {
+      MutexLock lock(mutex_);
+      if (closing_) return;
+      waiting_for_room_.push_back(room);
+    }
+    if (pending_.count() == 0) return;
+    auto state = room.future().state();
+    if (!wait(*state, deadline)) return;
+  }
+}
+
+void Connection::finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error) {
+  if (!taken.handler) return;
+  if (reply) {
+    taken.handler->on_reply(std::move(*reply));
+  } else {
+    taken.handler->on_error(*error);
+  }
+  if (pending_.bytes() > limits_.max_in_flight_bytes / 2) return;
+  std::deque<Promise<void>> waiting;
+  {
+    MutexLock lock(mutex_);
+    waiting.swap(waiting_for_room_);
+  }
+  for (auto& promise : waiting) promise.set_value();
+}
+
+bool Connection::pump(net::Role& role) noexcept {
+  std::vector<wire::InFrame> frames;
+  std::optional<Error> failure;
+  try {
+    for (int turn = 0; turn < kReadsPerTurn; ++turn) {
+      iovec places[2];
+      const int count = reader_->want(places);
+      size_t room = 0;
+      for (int i = 0; i < count; ++i) room += places[i].iov_len;
+      const transport::IoResult result = stream_->read(places, count);
+      if (result.status == transport::IoStatus::kWouldBlock) break;
+      if (result.status != transport::IoStatus::kOk) {
+        failure = lost(result);
+        break;
+      }
+      received_.fetch_add(result.bytes, std::memory_order_relaxed);
+      reader_->advance(result.bytes, frames);
+      if (result.bytes < room && !frames.empty()) break;  // most likely there is no more
+    }
+  } catch (const Error& e) {
+    failure = e;
+  } catch (const std::bad_alloc&) {
+    failure = Error(Code::kOverloaded, "no memory for a frame that came in");
+  }
+  if (frames.empty() && !failure) return false;
+  const auto keep = self();
+  role.release();
+  deliver(frames);
+  if (failure) close(*failure);
+  return true;
+}
+
+void Connection::deliver(std::vector<wire::InFrame>& frames) {
+  for (wire::InFrame& frame : frames) {
+    if (frame.is_reply()) {
+      PendingCalls::Taken taken = pending_.take(frame.header.request_id);
+      finish(std::move(taken), &frame, nullptr);
+    } else {
+      owner_.on_request(self(), std::move(frame));
+    }
+  }
+}
+
+void Connection::close(const Error& why) {
+  std::deque<Promise<void>> waiting;
+  bool was_open = false;
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(closing_, true)) return;
+    why_closed_ = why;
+    was_open = state_.exchange(State::kClosed) == State::kOpen;
+    waiting.swap(waiting_for_room_);
+  }
+  if (was_open) {
+    reactor_.remove(*this);
+    stream_->shut();
+  }
+  outbox_.close();
+  opened_.set_error(why);
+  for (auto& taken : pending_.close()) finish(std::move(taken), nullptr, &why);
+  for (auto& promise : waiting) promise.set_value();
+  owner_.on_closed(self(), why);
+}
+
+void Connection::watch_deadline(Deadline deadline) {
+  if (!pending_.is_earliest(deadline)) return;
+  reactor_.timers().add(deadline.at(), [weak = weak_from_this()] {
+    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire();
+  });
+}
+
+void Connection::expire() {
+  Deadline next;
+  const Error error(Code::kTimeout, "no answer in time");
+  for (auto& taken : pending_.expire(Clock::now(), next)) {
+    finish(std::move(taken), nullptr, &error);
+  }
+  if (next.is_never()) return;
+  reactor_.timers().add(next.at(), [weak = weak_from_this()] {
+    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire();
+  });
+}
+
+Error Connection::why_closed() const {
+  MutexLock lock(mutex_);
+  return why_closed_.value_or(Error(Code::kDisconnected, "the connection is closed"));
+}
+
+std::vector<wire::FunctionRecord> Connection::functions() const {
+  MutexLock lock(mutex_);
+  return functions_;
+}
+
+std::string Connection::route() const { return is_open() ? stream_->describe() : "none"; }
+
+}  // namespace farspan::agent

@@ -1,0 +1,129 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Connection: this worker's end of the line to one other worker. It exists from the first call on:
+// what is sent before the line is open waits in the outbox.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/rpc/agent/outbox.h>
+#include <farspan/rpc/agent/pending_calls.h>
+#include <farspan/rpc/transport/transport.h>
+#include <farspan/rpc/wire/frame_reader.h>
+
+namespace farspan::agent {
+
+class Connection;
+
+// What a connection tells the agent. Threading: from any thread, never under a lock.
+class ConnectionOwner {
+ public:
+  virtual void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) = 0;
+  virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
+
+ protected:
+  ~ConnectionOwner() = default;
+};
+
+struct ConnectionLimits {
+  uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests that wait for their answers
+};
+
+// Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.
+class Connection final : public net::Source, public ReplyRoute {
+ public:
+  Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
+             ConnectionLimits limits);
+  ~Connection() override;
+
+  // The handshake is over: from now on frames flow. `reader` may hold the beginning of a frame,
+  // `frames` are those that came together with the end of the handshake.
+  void open(std::unique_ptr<transport::Stream> stream, std::unique_ptr<wire::FrameReader> reader,
+            std::vector<wire::InFrame> frames, std::vector<wire::FunctionRecord> functions);
+
+  // Sends a request; `handler` hears of the answer or of the failure.
+  void call(wire::OutFrame& frame, Deadline deadline, std::shared_ptr<ReplyHandler> handler,
+            bool will_wait);
+  void send(wire::OutFrame& frame);
+  void send_reply(wire::OutFrame& frame) override { send(frame); }
+
+  // Ends the connection: every pending call fails with `why`. Idempotent.
+  void close(const Error& why);
+  // The peer said that it ends by itself: its end is no failure.
+  void expect_end() noexcept { ending_.store(true); }
+  bool ending() const noexcept { return ending_.load(); }
+
+  // Waits until everything that was sent has left; at most until the deadline.
+  void drain(Deadline deadline);
+  // Waits for a future that traffic on this line will bring; false when the deadline passed.
+  bool wait(FutureCore& future, Deadline deadline);
+
+  const WorkerInfo& peer() const noexcept { return peer_; }
+  bool is_open() const noexcept { return state_.load(std::memory_order_acquire) == State::kOpen; }
+  bool is_closed() const noexcept {
+    return state_.load(std::memory_order_acquire) == State::kClosed;
+  }
+  // Ready when the line is open, or has failed.
+  Future<void> opened() const { return opened_.future(); }
+  std::vector<wire::FunctionRecord> functions() const;
+  std::string route() const;
+
+  int64_t calls_in_flight() const noexcept { return pending_.count(); }
+  uint64_t sent_bytes() const noexcept { return outbox_.sent_bytes(); }
+  uint64_t received_bytes() const noexcept { return received_.load(std::memory_order_relaxed); }
+
+  // net::Source
+  int descriptor() const noexcept override { return stream_->read_descriptor(); }
+  int write_descriptor() const noexcept override {
+    return stream_ ? stream_->write_descriptor() : -1;
+  }
+  bool pump(net::Role& role) noexcept override;
+  bool flush() noexcept override;
+
+ private:
+  enum class State { kOpening, kOpen, kClosed };
+
+  Error why_closed() const;
+  void close_broken();
+  void after_send(Outbox::State state, bool will_wait);
+  void wait_for_room(uint64_t bytes, Deadline deadline);
+  void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
+  void deliver(std::vector<wire::InFrame>& frames);
+  void watch_deadline(Deadline deadline);
+  void expire();
+  std::shared_ptr<Connection> self() {
+    return std::static_pointer_cast<Connection>(shared_from_this());
+  }
+
+  net::Reactor& reactor_;
+  ConnectionOwner& owner_;
+  const WorkerInfo peer_;
+  const ConnectionLimits limits_;
+
+  std::atomic<State> state_{State::kOpening};
+  std::atomic<bool> ending_{false};
+  std::atomic<uint64_t> received_{0};
+  Promise<void> opened_;
+  PendingCalls pending_;
+  Outbox outbox_;
+
+  // Set by open(), constant after it; the reader belongs to the holder of the role.
+  std::unique_ptr<transport::Stream> stream_;
+  std::unique_ptr<wire::FrameReader> reader_;
+
+  mutable Mutex mutex_;
+  std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
+  std::deque<Promise<void>> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
+  bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
+  std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+}  // namespace farspan::agent

@@ -1,0 +1,122 @@
+#include <farspan/rpc/agent/greeting.h>
+
+#include <new>
+#include <utility>
+
+#include <farspan/rpc/agent/outbox.h>
+
+namespace farspan::agent {
+namespace {
+
+// A peer that is not known yet may make this worker hold no more than this.
+constexpr size_t kMaxGreetingBytes = 4 << 20;
+
+}  // namespace
+
+Greeting::Greeting(net::Reactor& reactor, std::unique_ptr<transport::Stream> stream,
+                   std::unique_ptr<wire::FrameReader> reader, Handshake handshake, OnEnd on_end)
+    : reactor_(reactor),
+      descriptor_(stream->read_descriptor()),
+      stream_(std::move(stream)),
+      reader_(std::move(reader)),
+      handshake_(std::move(handshake)),
+      on_end_(std::move(on_end)) {}
+
+void Greeting::start(Deadline deadline) {
+  const auto keep = shared_from_this();
+  if (!deadline.is_never()) {
+    timer_ = reactor_.timers().add(deadline.at(), [weak = weak_from_this()] {
+      if (const auto strong = weak.lock()) {
+        static_cast<Greeting&>(*strong).abort();
+      }
+    });
+  }
+  const Handshake::Action first = handshake_.begin();
+  if (first.send) {
+    Outbox outbox;
+    outbox.open(*stream_);
+    wire::OutFrame frame;
+    frame.header.kind = first.send->kind;
+    frame.meta = first.send->meta.span();
+    outbox.send(frame);  // a new stream has room for it; if not, the deadline ends it
+  }
+  reactor_.add(keep);
+}
+
+// The reader is told through the stream, since only the holder of the role may end a greeting.
+void Greeting::abort() {
+  MutexLock lock(mutex_);
+  expired_.store(true);
+  if (stream_) stream_->shut();
+}
+
+bool Greeting::pump(net::Role& role) noexcept {
+  if (!stream_) return false;
+  std::vector<wire::InFrame> frames;
+  std::optional<Error> failure;
+  try {
+    while (frames.empty() && !failure) {
+      iovec places[2];
+      const int count = reader_->want(places);
+      const transport::IoResult result = stream_->read(places, count);
+      if (result.status == transport::IoStatus::kWouldBlock) return false;
+      if (result.status != transport::IoStatus::kOk) {
+        failure = Error(expired_ ? Code::kTimeout : Code::kDisconnected,
+                        expired_ ? "no handshake in time" : "closed during the handshake");
+        break;
+      }
+      received_ += result.bytes;
+      reader_->advance(result.bytes, frames);
+      if (frames.empty() && received_ > kMaxGreetingBytes) {
+        failure = Error(Code::kCorrupt, "too many bytes before the handshake");
+      }
+    }
+  } catch (const Error& e) {
+    failure = e;
+  } catch (const std::bad_alloc&) {
+    failure = Error(Code::kOverloaded, "no memory for a handshake");
+  }
+  const auto keep = shared_from_this();
+  reactor_.remove(*this);
+  role.release();
+  if (failure) {
+    end(std::nullopt, std::move(failure), {});
+    return true;
+  }
+  Handshake::Action action = handshake_.on_frame(frames.front());
+  frames.erase(frames.begin());
+  perform(std::move(action), std::move(frames));
+  return true;
+}
+
+void Greeting::perform(Handshake::Action action, std::vector<wire::InFrame> rest) {
+  if (action.send) {
+    Outbox outbox;
+    outbox.open(*stream_);
+    wire::OutFrame frame;
+    frame.header.kind = action.send->kind;
+    frame.meta = action.send->meta.span();
+    if (outbox.send(frame) != Outbox::State::kDone && !action.failure) {
+      action.peer.reset();
+      action.failure = Error(Code::kDisconnected, "closed during the handshake");
+    }
+  }
+  end(std::move(action.peer), std::move(action.failure), std::move(rest));
+}
+
+void Greeting::end(std::optional<wire::Hello> peer, std::optional<Error> failure,
+                   std::vector<wire::InFrame> rest) {
+  if (const net::TimerId timer = timer_.exchange(0)) reactor_.timers().cancel(timer);
+  Outcome outcome;
+  {
+    MutexLock lock(mutex_);
+    outcome.stream = std::move(stream_);
+  }
+  outcome.reader = std::move(reader_);
+  outcome.frames = std::move(rest);
+  outcome.peer = std::move(peer);
+  outcome.failure = std::move(failure);
+  std::exchange(on_end_, nullptr)(std::move(outcome));
+}
+
+}  // namespace farspan::agent

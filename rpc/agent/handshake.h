@@ -1,0 +1,53 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Handshake: the first two frames of a connection, as a state machine without I/O.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <farspan/rpc/wire/frame.h>
+#include <farspan/rpc/wire/messages.h>
+
+namespace farspan::agent {
+
+// The opener says HELLO; the accepter answers WELCOME, or REFUSE with the reason. Either side gives
+// up on anything else. Exactly one of `peer` and `failure` is set at the end.
+//
+// Threading: one thread at a time.
+class Handshake {
+ public:
+  // What to do now. `send` goes out first, whatever else is set.
+  struct Action {
+    struct Send {
+      wire::Kind kind;
+      Buffer meta;
+    };
+    std::optional<Send> send;
+    std::optional<wire::Hello> peer;  // done: who is at the other end
+    std::optional<Error> failure;     // over: close the connection
+  };
+
+  // Whether the accepter takes a peer that is of the right job; an Error refuses it.
+  using Admit = std::function<std::optional<Error>(const wire::Hello& peer)>;
+
+  static Handshake opener(wire::Hello mine, int expected_rank);
+  static Handshake accepter(wire::Hello mine, Admit admit);
+
+  Action begin();
+  Action on_frame(const wire::InFrame& frame);
+
+ private:
+  Handshake(wire::Hello mine, bool opens, int expected_rank, Admit admit);
+  std::optional<Error> objection_to(const wire::Hello& peer) const;
+  Action answer_hello(const wire::InFrame& frame);
+  Action take_welcome(const wire::InFrame& frame);
+
+  wire::Hello mine_;
+  bool opens_;
+  int expected_rank_;
+  Admit admit_;
+};
+
+}  // namespace farspan::agent

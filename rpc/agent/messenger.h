@@ -1,0 +1,146 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Messenger: what the rooms above see of the wire. The agent implements it over real connections,
+// the tests' World over a simulated network.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/future_core.h>
+#include <farspan/c10d/base/time.h>
+#include <farspan/rpc/wire/frame.h>
+#include <farspan/rpc/wire/messages.h>
+
+namespace farspan {
+
+// One worker of the job.
+struct WorkerInfo {
+  std::string name;
+  int rank = -1;
+  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
+};
+
+namespace agent {
+
+// Gets the answer to one request. Exactly one of the two is called, once, in a thread of the
+// messenger or in a thread that waits; it must not block.
+class ReplyHandler {
+ public:
+  virtual ~ReplyHandler() = default;
+  virtual void on_reply(wire::InFrame&& reply) noexcept = 0;
+  // `why` says what happened; the handler adds the operation, the worker and the time.
+  virtual void on_error(const Error& why) noexcept = 0;
+};
+
+// Where an answer goes.
+class ReplyRoute {
+ public:
+  virtual ~ReplyRoute() = default;
+  virtual void send_reply(wire::OutFrame& frame) = 0;
+};
+
+// A request that arrived, and the duty to answer it. Movable; when it is dropped without an answer,
+// the caller gets kCancelled.
+//
+// Threading: one thread at a time; it may be answered from another than it came on.
+class Request {
+ public:
+  Request(int from, wire::InFrame frame, Deadline deadline, std::shared_ptr<ReplyRoute> route)
+      : from_(from), frame_(std::move(frame)), deadline_(deadline), route_(std::move(route)) {}
+  Request(Request&&) = default;
+  Request& operator=(Request&&) = delete;
+  ~Request();
+
+  int from() const noexcept { return from_; }
+  wire::Kind kind() const noexcept { return frame_.header.kind; }
+  const wire::InFrame& frame() const noexcept { return frame_; }
+  wire::InFrame& frame() noexcept { return frame_; }
+  Deadline deadline() const noexcept { return deadline_; }
+  bool one_way() const noexcept { return frame_.header.flags & wire::kOneWay; }
+
+  // Both answer once; for a one-way request they do nothing.
+  //   meta, segments  borrowed until it returns, unless they have an owner
+  void reply(std::span<const std::byte> meta, std::vector<Buffer> segments = {});
+  void fail(const Error& error);
+
+ private:
+  void answer(wire::OutFrame& frame);
+
+  int from_;
+  wire::InFrame frame_;
+  Deadline deadline_;
+  std::shared_ptr<ReplyRoute> route_;  // null once answered
+};
+
+// What a call that is being served knows of its caller; nested calls inherit it.
+struct CallContext {
+  Deadline deadline;
+  uint64_t chain = 0;
+  int from = -1;
+};
+// The calling thread's; empty outside of a call.
+CallContext& current_call() noexcept;
+
+struct MessengerCounters {
+  uint64_t calls_sent = 0, calls_received = 0;
+  uint64_t bytes_sent = 0, bytes_received = 0;
+  uint64_t errors = 0;    // requests of ours that ended with an error
+  int64_t in_flight = 0;  // requests of ours that wait for their answer
+  int connections = 0;
+  int threads = 0;
+};
+
+using TimerId = uint64_t;
+
+// Threading: every method from any thread.
+class Messenger {
+ public:
+  using Handler = std::function<void(Request)>;
+  enum class Run { kInline, kAsTask };  // kInline: on the reading thread; it must not block
+
+  virtual ~Messenger() = default;
+
+  virtual const WorkerInfo& self() const noexcept = 0;
+  virtual const std::vector<WorkerInfo>& workers() const noexcept = 0;  // by rank
+  virtual wire::InstanceId instance_of(int rank) const = 0;
+
+  // What to do with requests of a kind. Before the first of them may arrive.
+  virtual void handle(wire::Kind kind, Run run, Handler handler) = 0;
+
+  // Sends a request. `handler` gets the answer, or an error by the deadline; never throws for what
+  // the network does. frame.header: kind is the caller's, the rest is filled in.
+  //   will_wait  the calling thread is about to wait for the answer, and can finish the writing
+  virtual void call(int to, wire::OutFrame& frame, Deadline deadline,
+                    std::shared_ptr<ReplyHandler> handler, bool will_wait) = 0;
+
+  // Sends without an answer; may be lost when the peer is.
+  virtual void post(int to, wire::OutFrame& frame) = 0;
+
+  // Waits for a future that an answer from `from` will bring; false when the deadline passed.
+  virtual bool wait(FutureCore& future, Deadline deadline, int from) = 0;
+
+  virtual TimePoint now() const noexcept = 0;
+  virtual TimerId call_at(TimePoint at, std::function<void()> callback) = 0;
+  virtual bool cancel(TimerId timer) = 0;
+
+  // Runs `task` soon on a thread on which it may block.
+  virtual void run(std::function<void()> task) = 0;
+
+  // Told once for each worker that is lost, with the reason; from any thread, must not block.
+  using OnLost = std::function<void(int rank, const Error& why)>;
+  virtual void on_worker_lost(OnLost callback) = 0;
+
+  // The functions that a worker said it has; empty before the first contact.
+  virtual std::vector<wire::FunctionRecord> functions_of(int rank) const = 0;
+
+  virtual MessengerCounters counters() const = 0;
+};
+
+}  // namespace agent
+}  // namespace farspan

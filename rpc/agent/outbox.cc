@@ -1,0 +1,174 @@
+#include <farspan/rpc/agent/outbox.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace farspan::agent {
+namespace {
+
+// A frame up to this size is put together in one place and written with one small call.
+constexpr size_t kGather = 4096;
+constexpr size_t kMaxPieces = 64;  // per write
+constexpr std::byte kPadding[8] = {};
+
+void fill_lengths(wire::OutFrame& frame) noexcept {
+  frame.header.meta_bytes = static_cast<uint32_t>(wire::padded(frame.meta.size()));
+  frame.header.segment_count = static_cast<uint32_t>(frame.segments.size());
+  frame.header.payload_bytes = 0;
+  for (const Buffer& segment : frame.segments) {
+    frame.header.payload_bytes += wire::padded(segment.size());
+  }
+}
+
+std::byte* put(std::byte* to, const void* bytes, size_t size) noexcept {
+  if (size > 0) std::memcpy(to, bytes, size);
+  return to + size;
+}
+
+std::byte* put_padded(std::byte* to, const void* bytes, size_t size) noexcept {
+  to = put(to, bytes, size);
+  return put(to, kPadding, wire::padded(size) - size);
+}
+
+// Header, segment table and meta, written to `to`.
+std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
+  to = put(to, &frame.header, sizeof frame.header);
+  for (const Buffer& segment : frame.segments) {
+    const uint64_t length = segment.size();
+    to = put(to, &length, sizeof length);
+  }
+  return put_padded(to, frame.meta.data(), frame.meta.size());
+}
+
+}  // namespace
+
+void Outbox::open(transport::Stream& stream) {
+  MutexLock lock(mutex_);
+  stream_ = &stream;
+}
+
+void Outbox::close() {
+  std::deque<Piece> dropped;  // owners are released outside the lock
+  MutexLock lock(mutex_);
+  closed_ = true;
+  stream_ = nullptr;
+  dropped.swap(left_);
+  left_bytes_.store(0, std::memory_order_release);
+}
+
+Outbox::State Outbox::send(wire::OutFrame& frame) {
+  fill_lengths(frame);
+  const uint64_t bytes = frame.bytes();
+  sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  return bytes <= kGather ? send_small(frame, bytes) : send_pieces(frame);
+}
+
+Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
+  alignas(8) std::array<std::byte, kGather> gathered;
+  std::byte* end = put_head(gathered.data(), frame);
+  for (const Buffer& segment : frame.segments)
+    end = put_padded(end, segment.data(), segment.size());
+  MutexLock lock(mutex_);
+  if (closed_) return State::kBroken;
+  int64_t moved = 0;
+  if (stream_ && left_.empty()) {
+    const iovec piece{gathered.data(), bytes};
+    moved = write_locked(&piece, 1);
+    if (moved < 0) return State::kBroken;
+    if (static_cast<uint64_t>(moved) == bytes) return State::kDone;
+  }
+  keep_locked(Buffer::copy_of({gathered.data() + moved, static_cast<size_t>(bytes - moved)}));
+  return State::kLeft;
+}
+
+Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
+  const Buffer head =
+      Buffer::allocate(sizeof frame.header + 8 * frame.segments.size() + frame.header.meta_bytes);
+  put_head(head.data(), frame);
+  std::vector<Buffer> pieces{head};
+  for (const Buffer& segment : frame.segments) {
+    if (!segment.empty()) pieces.push_back(segment);
+    const size_t padding = wire::padded(segment.size()) - segment.size();
+    if (padding > 0) pieces.push_back(Buffer::borrowed(kPadding, padding));
+  }
+  MutexLock lock(mutex_);
+  if (closed_) return State::kBroken;
+  size_t first = 0;
+  while (stream_ && left_.empty() && first < pieces.size()) {
+    std::array<iovec, kMaxPieces> views;
+    const size_t count = std::min(pieces.size() - first, kMaxPieces);
+    for (size_t i = 0; i < count; ++i) {
+      views[i] = {pieces[first + i].data(), pieces[first + i].size()};
+    }
+    int64_t moved = write_locked(views.data(), static_cast<int>(count));
+    if (moved < 0) return State::kBroken;
+    if (moved == 0) break;
+    while (first < pieces.size() && static_cast<uint64_t>(moved) >= pieces[first].size()) {
+      moved -= static_cast<int64_t>(pieces[first++].size());
+    }
+    if (moved > 0) {
+      const auto done = static_cast<size_t>(moved);
+      pieces[first] = pieces[first].slice(done, pieces[first].size() - done);
+    }
+  }
+  if (first == pieces.size()) return State::kDone;
+  for (; first < pieces.size(); ++first) {
+    Buffer& piece = pieces[first];
+    keep_locked(piece.owner() ? std::move(piece) : Buffer::copy_of(piece.span()));
+  }
+  return State::kLeft;
+}
+
+Outbox::State Outbox::flush() {
+  if (!has_left()) return State::kDone;
+  if (!mutex_.try_lock()) return State::kLeft;
+  const State state = flush_locked();
+  mutex_.unlock();
+  return state;
+}
+
+Outbox::State Outbox::flush_locked() {
+  if (closed_) return State::kBroken;
+  if (!stream_) return State::kLeft;
+  while (!left_.empty()) {
+    std::array<iovec, kMaxPieces> views;
+    const size_t count = std::min(left_.size(), kMaxPieces);
+    for (size_t i = 0; i < count; ++i) {
+      const Piece& piece = left_[i];
+      views[i] = {piece.buffer.data() + piece.done, piece.buffer.size() - piece.done};
+    }
+    int64_t moved = write_locked(views.data(), static_cast<int>(count));
+    if (moved < 0) return State::kBroken;
+    if (moved == 0) return State::kLeft;
+    left_bytes_.fetch_sub(static_cast<uint64_t>(moved), std::memory_order_release);
+    while (moved > 0) {
+      Piece& piece = left_.front();
+      const size_t step = std::min(static_cast<size_t>(moved), piece.buffer.size() - piece.done);
+      piece.done += step;
+      moved -= static_cast<int64_t>(step);
+      if (piece.done == piece.buffer.size()) left_.pop_front();
+    }
+  }
+  return State::kDone;
+}
+
+int64_t Outbox::write_locked(const iovec* pieces, int count) {
+  const transport::IoResult result = stream_->write(pieces, count);
+  switch (result.status) {
+    case transport::IoStatus::kOk:
+      return static_cast<int64_t>(result.bytes);
+    case transport::IoStatus::kWouldBlock:
+      return 0;
+    default:
+      return -1;
+  }
+}
+
+void Outbox::keep_locked(Buffer buffer) {
+  left_bytes_.fetch_add(buffer.size(), std::memory_order_release);
+  left_.push_back({std::move(buffer), 0});
+}
+
+}  // namespace farspan::agent

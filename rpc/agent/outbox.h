@@ -1,0 +1,59 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Outbox: writes frames on a stream, and keeps what the stream would not take yet.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/rpc/transport/transport.h>
+#include <farspan/rpc/wire/frame.h>
+
+namespace farspan::agent {
+
+// Threading: every method from any thread; frames leave in the order of send().
+class Outbox {
+ public:
+  enum class State { kDone, kLeft, kBroken };
+
+  // Until open(), frames are only kept.
+  void open(transport::Stream& stream);
+
+  // Writes the frame as far as the stream takes it, and keeps the rest: copied, where a piece has
+  // no owner. Fills in the lengths of its header.
+  State send(wire::OutFrame& frame);
+
+  // Writes on with what was kept. Does nothing when another thread is at it.
+  State flush();
+
+  // For a look without the lock.
+  bool has_left() const noexcept { return left_bytes_.load(std::memory_order_acquire) > 0; }
+  uint64_t left_bytes() const noexcept { return left_bytes_.load(std::memory_order_relaxed); }
+  uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
+
+  // Drops everything; later frames are dropped as well.
+  void close();
+
+ private:
+  struct Piece {
+    Buffer buffer;
+    size_t done = 0;
+  };
+  State send_small(wire::OutFrame& frame, uint64_t bytes);
+  State send_pieces(wire::OutFrame& frame);
+  State flush_locked() FARSPAN_REQUIRES(mutex_);
+  // Moves what it can of `count` pieces; returns the bytes moved, or -1 when the stream is broken.
+  int64_t write_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(mutex_);
+  void keep_locked(Buffer buffer) FARSPAN_REQUIRES(mutex_);
+
+  std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};
+  Mutex mutex_;
+  transport::Stream* stream_ FARSPAN_GUARDED_BY(mutex_) = nullptr;
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
+  std::deque<Piece> left_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+}  // namespace farspan::agent

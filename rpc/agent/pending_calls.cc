@@ -1,0 +1,82 @@
+#include <farspan/rpc/agent/pending_calls.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace farspan::agent {
+
+uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadline,
+                           uint64_t bytes) {
+  MutexLock lock(mutex_);
+  if (closed_) return 0;
+  if (free_.empty()) {
+    free_.push_back(static_cast<uint32_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  Call& call = slots_[slot];
+  call.handler = std::move(handler);
+  call.deadline = deadline;
+  call.bytes = bytes;
+  count_.fetch_add(1, std::memory_order_relaxed);
+  bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  return (uint64_t{call.turn} << 32) | (slot + 1);
+}
+
+PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
+  Call& call = slots_[slot];
+  Taken taken{std::move(call.handler), call.bytes};
+  call.handler = nullptr;
+  if (++call.turn == 0) call.turn = 1;
+  free_.push_back(static_cast<uint32_t>(slot));
+  count_.fetch_sub(1, std::memory_order_relaxed);
+  bytes_.fetch_sub(taken.bytes, std::memory_order_relaxed);
+  return taken;
+}
+
+PendingCalls::Taken PendingCalls::take(uint64_t id) {
+  const uint64_t slot = (id & 0xffffffff) - 1;
+  MutexLock lock(mutex_);
+  if (slot >= slots_.size()) return {};
+  const Call& call = slots_[slot];
+  if (!call.handler || call.turn != static_cast<uint32_t>(id >> 32)) return {};
+  return take_locked(slot);
+}
+
+bool PendingCalls::is_earliest(Deadline deadline) {
+  if (deadline.is_never()) return false;
+  MutexLock lock(mutex_);
+  if (deadline.at() >= watched_) return false;
+  watched_ = deadline.at();
+  return true;
+}
+
+std::vector<PendingCalls::Taken> PendingCalls::expire(TimePoint now, Deadline& next) {
+  std::vector<Taken> expired;
+  next = Deadline::never();
+  MutexLock lock(mutex_);
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    const Call& call = slots_[slot];
+    if (!call.handler) continue;
+    if (!call.deadline.is_never() && call.deadline.at() <= now) {
+      expired.push_back(take_locked(slot));
+    } else {
+      next = earlier(next, call.deadline);
+    }
+  }
+  watched_ = next.at();
+  return expired;
+}
+
+std::vector<PendingCalls::Taken> PendingCalls::close() {
+  std::vector<Taken> all;
+  MutexLock lock(mutex_);
+  closed_ = true;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].handler) all.push_back(take_locked(slot));
+  }
+  return all;
+}
+
+}  // namespace farspan::agent

@@ -1,0 +1,59 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// PendingCalls: the requests of one connection that wait for their answers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
+#include <farspan/rpc/agent/messenger.h>
+
+namespace farspan::agent {
+
+// Threading: every method from any thread; handlers are returned, never called, under the lock.
+class PendingCalls {
+ public:
+  struct Taken {
+    std::shared_ptr<ReplyHandler> handler;  // null: no such call; it was answered or expired
+    uint64_t bytes = 0;                     // what the call counted for
+  };
+
+  // Returns the id under which the answer will come; 0 when close() was called.
+  uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes);
+  Taken take(uint64_t id);
+
+  // True when `deadline` is earlier than any seen since the last expire(): time to set a timer.
+  bool is_earliest(Deadline deadline);
+  // Takes the calls that have expired, and says when to look again.
+  std::vector<Taken> expire(TimePoint now, Deadline& next);
+
+  // Takes all; later ones are refused.
+  std::vector<Taken> close();
+
+  int64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+  uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Call {
+    std::shared_ptr<ReplyHandler> handler;
+    Deadline deadline;
+    uint64_t bytes = 0;
+    uint32_t turn = 1;  // tells the uses of one slot apart
+  };
+  Taken take_locked(size_t slot) FARSPAN_REQUIRES(mutex_);
+
+  std::atomic<int64_t> count_{0};
+  std::atomic<uint64_t> bytes_{0};
+  Mutex mutex_;
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
+  TimePoint watched_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
+  std::vector<Call> slots_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<uint32_t> free_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+}  // namespace farspan::agent

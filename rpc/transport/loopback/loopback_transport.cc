@@ -1,0 +1,216 @@
+#include <farspan/rpc/transport/loopback/loopback_transport.h>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <farspan/c10d/base/mutex.h>
+
+namespace farspan::transport {
+namespace {
+
+constexpr size_t kPipeBytes = 1 << 20;
+
+int open_eventfd() {
+  const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (fd >= 0) return fd;
+  throw Error(Code::kOverloaded, std::string("eventfd: ") + std::strerror(errno))
+      .operation("open a loopback stream")
+      .advice("raise the limit of open files (ulimit -n)");
+}
+
+// An eventfd used as a level: readable when it holds a count, writable when it is not full.
+class Level {
+ public:
+  Level() : fd_(open_eventfd()) {}
+  ~Level() { close(fd_); }
+  int descriptor() const noexcept { return fd_; }
+  void set(uint64_t count) noexcept {
+    clear();
+    if (count > 0 && write(fd_, &count, sizeof count) < 0) return;  // full is what was wanted
+  }
+  void clear() noexcept {
+    uint64_t count = 0;
+    if (read(fd_, &count, sizeof count) < 0) return;  // empty already
+  }
+
+ private:
+  const int fd_;
+};
+
+// Bytes in one direction.
+class Pipe {
+ public:
+  IoResult write(const iovec* pieces, int count) {
+    MutexLock lock(mutex_);
+    if (closed_) return {IoStatus::kClosed, 0, EPIPE};
+    size_t moved = 0;
+    for (int i = 0; i < count && used_ < kPipeBytes; ++i) {
+      const auto* bytes = static_cast<const std::byte*>(pieces[i].iov_base);
+      for (size_t done = 0; done < pieces[i].iov_len && used_ < kPipeBytes;) {
+        const size_t tail = (head_ + used_) % kPipeBytes;
+        const size_t room = std::min(kPipeBytes - used_, kPipeBytes - tail);
+        const size_t n = std::min(room, pieces[i].iov_len - done);
+        std::memcpy(ring_.data() + tail, bytes + done, n);
+        done += n;
+        used_ += n;
+        moved += n;
+      }
+    }
+    if (moved == 0) return {IoStatus::kWouldBlock, 0, 0};
+    readable_.set(1);
+    if (used_ == kPipeBytes) writable_.set(kFull);
+    return {IoStatus::kOk, moved, 0};
+  }
+
+  IoResult read(const iovec* places, int count) {
+    MutexLock lock(mutex_);
+    if (used_ == 0) return {closed_ ? IoStatus::kClosed : IoStatus::kWouldBlock, 0, 0};
+    size_t moved = 0;
+    for (int i = 0; i < count && used_ > 0; ++i) {
+      auto* bytes = static_cast<std::byte*>(places[i].iov_base);
+      for (size_t done = 0; done < places[i].iov_len && used_ > 0;) {
+        const size_t n = std::min({used_, kPipeBytes - head_, places[i].iov_len - done});
+        std::memcpy(bytes + done, ring_.data() + head_, n);
+        head_ = (head_ + n) % kPipeBytes;
+        done += n;
+        used_ -= n;
+        moved += n;
+      }
+    }
+    if (used_ == 0 && !closed_) readable_.clear();
+    writable_.clear();
+    return {IoStatus::kOk, moved, 0};
+  }
+
+  void close() {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    readable_.set(1);
+    writable_.clear();
+  }
+
+  int readable() const noexcept { return readable_.descriptor(); }
+  int writable() const noexcept { return writable_.descriptor(); }
+
+ private:
+  static constexpr uint64_t kFull = ~uint64_t{0} - 1;  // an eventfd's largest count
+  Mutex mutex_;
+  std::vector<std::byte> ring_ FARSPAN_GUARDED_BY(mutex_) = std::vector<std::byte>(kPipeBytes);
+  size_t head_ FARSPAN_GUARDED_BY(mutex_) = 0;
+  size_t used_ FARSPAN_GUARDED_BY(mutex_) = 0;
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
+  Level readable_, writable_;
+};
+
+class LoopbackStream final : public Stream {
+ public:
+  LoopbackStream(std::shared_ptr<Pipe> in, std::shared_ptr<Pipe> out, std::string description)
+      : in_(std::move(in)), out_(std::move(out)), description_(std::move(description)) {}
+  ~LoopbackStream() override { shut(); }
+
+  IoResult read(const iovec* places, int count) noexcept override {
+    return in_->read(places, count);
+  }
+  IoResult write(const iovec* pieces, int count) noexcept override {
+    return out_->write(pieces, count);
+  }
+  int read_descriptor() const noexcept override { return in_->readable(); }
+  int write_descriptor() const noexcept override { return out_->writable(); }
+  void shut() noexcept override {
+    in_->close();
+    out_->close();
+  }
+  std::string describe() const override { return description_; }
+
+ private:
+  const std::shared_ptr<Pipe> in_, out_;
+  const std::string description_;
+};
+
+// Who listens in this process.
+struct Switchboard {
+  Mutex mutex;
+  uint64_t next FARSPAN_GUARDED_BY(mutex) = 1;
+  std::map<std::string, std::shared_ptr<OnAccept>> listeners FARSPAN_GUARDED_BY(mutex);
+};
+
+Switchboard& switchboard() {
+  static Switchboard board;
+  return board;
+}
+
+const std::string& process_prefix() {
+  static const std::string prefix = [] {
+    std::random_device entropy;
+    return "loopback:" + std::to_string(getpid()) + "-" + std::to_string(entropy()) + ":";
+  }();
+  return prefix;
+}
+
+class LoopbackListener final : public Listener {
+ public:
+  explicit LoopbackListener(OnAccept on_accept) {
+    MutexLock lock(switchboard().mutex);
+    endpoint_ = process_prefix() + std::to_string(switchboard().next++);
+    switchboard().listeners[endpoint_] = std::make_shared<OnAccept>(std::move(on_accept));
+  }
+  ~LoopbackListener() override {
+    MutexLock lock(switchboard().mutex);
+    switchboard().listeners.erase(endpoint_);
+  }
+  const std::string& endpoint() const noexcept override { return endpoint_; }
+
+ private:
+  std::string endpoint_;
+};
+
+class LoopbackTransport final : public Transport {
+ public:
+  std::string_view name() const noexcept override { return "loopback"; }
+
+  std::unique_ptr<Listener> listen(const std::string&, OnAccept on_accept) override {
+    return std::make_unique<LoopbackListener>(std::move(on_accept));
+  }
+
+  bool reaches(const std::string& endpoint) const override {
+    return endpoint.starts_with(process_prefix());
+  }
+
+  void connect(const std::string& endpoint, Deadline, OnConnect on_connect) override {
+    std::shared_ptr<OnAccept> on_accept;
+    {
+      MutexLock lock(switchboard().mutex);
+      const auto found = switchboard().listeners.find(endpoint);
+      if (found != switchboard().listeners.end()) on_accept = found->second;
+    }
+    if (!on_accept) {
+      return on_connect(
+          Error(Code::kUnavailable, "nobody listens there").operation("connect " + endpoint));
+    }
+    try {
+      auto there = std::make_shared<Pipe>();
+      auto back = std::make_shared<Pipe>();
+      (*on_accept)(std::make_unique<LoopbackStream>(there, back, endpoint));
+      on_connect(std::make_unique<LoopbackStream>(back, there, endpoint));
+    } catch (const Error& e) {
+      on_connect(e);
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_loopback_transport() {
+  return std::make_unique<LoopbackTransport>();
+}
+
+}  // namespace farspan::transport

@@ -1,0 +1,33 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// SocketStream: a Stream over a connected stream socket (unix or TCP).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <farspan/rpc/transport/transport.h>
+
+namespace farspan::transport {
+
+class SocketStream final : public Stream {
+ public:
+  // Takes over `fd`, a connected socket; makes it non-blocking.
+  //   throws  Error kOverloaded when no second descriptor can be had
+  SocketStream(int fd, std::string description);
+  ~SocketStream() override;
+
+  IoResult read(const iovec* places, int count) noexcept override;
+  IoResult write(const iovec* pieces, int count) noexcept override;
+  int read_descriptor() const noexcept override { return fd_; }
+  int write_descriptor() const noexcept override { return write_fd_; }
+  void shut() noexcept override;
+  std::string describe() const override { return description_; }
+
+ private:
+  const int fd_;
+  const int write_fd_;  // a duplicate: epoll arms the two directions independently
+  const std::string description_;
+};
+
+}  // namespace farspan::transport

@@ -1,0 +1,80 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Transport: a way to reach another worker (unix sockets, TCP, loopback). Stream: one connection's
+// bytes, in order, both ways. Buffers in, bytes out: nothing here knows tensors or frames.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/time.h>
+
+namespace farspan::transport {
+
+enum class IoStatus { kOk, kWouldBlock, kClosed, kFailed };
+
+struct IoResult {
+  IoStatus status = IoStatus::kOk;
+  size_t bytes = 0;  // moved; > 0 exactly when kOk
+  int error = 0;     // errno, when kFailed
+};
+
+// Threading: one reader and one writer at a time, which may be two threads.
+// Lifetime:  its descriptors are closed when it is destroyed.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Both move what they can without blocking.
+  virtual IoResult read(const iovec* places, int count) noexcept = 0;
+  virtual IoResult write(const iovec* pieces, int count) noexcept = 0;
+
+  // Becomes readable when read() has something, or the other end is gone.
+  virtual int read_descriptor() const noexcept = 0;
+  // Becomes writable when write() has room; another descriptor than the one above.
+  virtual int write_descriptor() const noexcept = 0;
+
+  // Ends both directions; pending reads see kClosed. Any thread.
+  virtual void shut() noexcept = 0;
+
+  // "unix @farspan-12-ab34", for messages.
+  virtual std::string describe() const = 0;
+};
+
+class Listener {
+ public:
+  virtual ~Listener() = default;  // stops listening
+  // What others pass to Transport::connect: "tcp:127.0.0.1:40721".
+  virtual const std::string& endpoint() const noexcept = 0;
+};
+
+using OnAccept = std::function<void(std::unique_ptr<Stream>)>;
+using OnConnect = std::function<void(std::variant<std::unique_ptr<Stream>, Error>)>;
+
+// Threading: every method from any thread. Callbacks run in a reactor thread, or in the caller's
+// before the method returns; they must not block.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual std::string_view name() const noexcept = 0;
+
+  //   host    the address to bind, numeric ("127.0.0.1", "::1"); transports within a host ignore it
+  //   throws  Error kUnavailable (port in use, no such address), kOverloaded (descriptors)
+  virtual std::unique_ptr<Listener> listen(const std::string& host, OnAccept on_accept) = 0;
+
+  // Whether an endpoint of this transport can be reached from this process at all.
+  virtual bool reaches(const std::string& endpoint) const = 0;
+
+  // Calls `on_connect` once, by the deadline at the latest.
+  virtual void connect(const std::string& endpoint, Deadline deadline, OnConnect on_connect) = 0;
+};
+
+}  // namespace farspan::transport

@@ -1,0 +1,145 @@
+#include <farspan/rpc/transport/unix/unix_transport.h>
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/rpc/transport/socket_stream.h>
+
+namespace farspan::transport {
+namespace {
+
+constexpr std::string_view kPrefix = "unix:@";
+constexpr std::string_view kHostField = ";host=";
+
+// Abstract names live in a network namespace of one running kernel.
+std::string host_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat net {};
+  stat("/proc/self/ns/net", &net);
+  return boot + "/" + std::to_string(net.st_ino);
+}
+
+std::string fresh_name() {
+  std::random_device entropy;
+  const uint64_t number = (uint64_t{entropy()} << 32) | entropy();
+  char text[64];
+  std::snprintf(text, sizeof text, "farspan-%d-%016llx", getpid(),
+                static_cast<unsigned long long>(number));
+  return text;
+}
+
+Error failure(const char* what, int error) {
+  return Error(Code::kUnavailable, std::string(what) + ": " + std::strerror(error));
+}
+
+socklen_t fill(sockaddr_un& address, std::string_view name) {
+  address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+bool same_user(int fd) noexcept {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+class UnixListener final : public Listener {
+ public:
+  UnixListener(std::string endpoint, std::unique_ptr<net::Loop::Listening> listening)
+      : endpoint_(std::move(endpoint)), listening_(std::move(listening)) {}
+  const std::string& endpoint() const noexcept override { return endpoint_; }
+
+ private:
+  const std::string endpoint_;
+  const std::unique_ptr<net::Loop::Listening> listening_;
+};
+
+class UnixTransport final : public Transport {
+ public:
+  explicit UnixTransport(std::shared_ptr<net::Loop> loop)
+      : loop_(std::move(loop)), host_(host_id()) {}
+
+  std::string_view name() const noexcept override { return "unix"; }
+
+  std::unique_ptr<Listener> listen(const std::string&, OnAccept on_accept) override {
+    const std::string name = fresh_name();
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) throw failure("socket", errno).operation("listen on a unix socket");
+    sockaddr_un address;
+    const socklen_t size = fill(address, name);
+    if (bind(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+      const int error = errno;
+      close(fd);
+      throw failure("bind", error).operation("listen on unix @" + name);
+    }
+    auto accept = [name, on_accept = std::move(on_accept)](int client) {
+      if (!same_user(client)) {
+        log(LogLevel::kWarning, "transport", "turned away a peer of another user on unix @" + name);
+        close(client);
+        return;
+      }
+      try {
+        on_accept(std::make_unique<SocketStream>(client, "unix @" + name));
+      } catch (const Error& e) {
+        log(LogLevel::kWarning, "transport", e.what());
+      }
+    };
+    auto listening = loop_->listen_unix(fd, std::move(accept));
+    return std::make_unique<UnixListener>(
+        std::string(kPrefix) + name + std::string(kHostField) + host_, std::move(listening));
+  }
+
+  bool reaches(const std::string& endpoint) const override {
+    const auto field = endpoint.rfind(kHostField);
+    return endpoint.starts_with(kPrefix) && field != std::string::npos &&
+           endpoint.substr(field + kHostField.size()) == host_;
+  }
+
+  void connect(const std::string& endpoint, Deadline, OnConnect on_connect) override {
+    const std::string name =
+        endpoint.substr(kPrefix.size(), endpoint.rfind(kHostField) - kPrefix.size());
+    sockaddr_un address;
+    if (name.size() + 1 > sizeof address.sun_path) {
+      return on_connect(Error(Code::kInvalidArgument, "name too long: " + endpoint));
+    }
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return on_connect(failure("socket", errno).operation("connect unix @" + name));
+    const socklen_t size = fill(address, name);
+    // Never waits: a unix socket connects at once, or its backlog is full.
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+      const int error = errno;
+      close(fd);
+      return on_connect(failure("connect", error).operation("connect unix @" + name));
+    }
+    try {
+      on_connect(std::make_unique<SocketStream>(fd, "unix @" + name));
+    } catch (const Error& e) {
+      on_connect(e);
+    }
+  }
+
+ private:
+  const std::shared_ptr<net::Loop> loop_;
+  const std::string host_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_unix_transport(std::shared_ptr<net::Loop> loop) {
+  return std::make_unique<UnixTransport>(std::move(loop));
+}
+
+}  // namespace farspan::transport

@@ -1,0 +1,17 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Unix sockets between processes of one host and one user. The names are abstract: no file is made,
+// so none can be left behind.
+#pragma once
+
+#include <memory>
+
+#include <farspan/c10d/net/loop.h>
+#include <farspan/rpc/transport/transport.h>
+
+namespace farspan::transport {
+
+// Endpoints: "unix:@NAME;host=ID". A peer that runs as another user is turned away.
+std::unique_ptr<Transport> make_unix_transport(std::shared_ptr<net::Loop> loop);
+
+}  // namespace farspan::transport
