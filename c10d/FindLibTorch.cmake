@@ -1,0 +1,63 @@
+# Finds LibTorch and defines
+#   farspan::torch       torch_cpu and c10: all that farspan's core links
+#   farspan::torch_cuda  torch_cuda and c10_cuda too, where LibTorch has them and the CUDA toolkit is
+#
+# Looks at LIBTORCH_ROOT (variable or environment; a folder with include/ and lib/), then at
+# CMAKE_PREFIX_PATH, then at the .venv beside farspan's sources. LibTorch's own TorchConfig.cmake is
+# not used: that of the CUDA wheel fails on a machine without the CUDA toolkit.
+file(GLOB libtorch_in_venv ${CMAKE_CURRENT_LIST_DIR}/../.venv/lib/python3*/site-packages/torch)
+find_path(LibTorch_INCLUDE_DIR ATen/ATen.h
+  HINTS ${LIBTORCH_ROOT} ENV LIBTORCH_ROOT PATHS ${libtorch_in_venv} PATH_SUFFIXES include)
+get_filename_component(libtorch_found "${LibTorch_INCLUDE_DIR}" DIRECTORY)
+foreach(library torch_cpu c10 torch_cuda c10_cuda)
+  find_library(LibTorch_${library} ${library} PATHS ${libtorch_found}/lib NO_DEFAULT_PATH)
+  mark_as_advanced(LibTorch_${library})
+endforeach()
+mark_as_advanced(LibTorch_INCLUDE_DIR)
+
+foreach(header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+  if(NOT LibTorch_VERSION AND EXISTS ${LibTorch_INCLUDE_DIR}/${header})
+    file(STRINGS ${LibTorch_INCLUDE_DIR}/${header} lines REGEX "VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+    string(REGEX MATCHALL "[0-9]+" lines "${lines}")
+    list(JOIN lines . LibTorch_VERSION)
+  endif()
+endforeach()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_torch_cpu LibTorch_c10 LibTorch_INCLUDE_DIR
+  VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "Run `./dev setup` to fetch it, or set LIBTORCH_ROOT to the folder of yours.")
+
+# An imported target of one LibTorch library. Its own dependencies (cudart, cupti and so on, which
+# torch_cpu of the CUDA wheel needs) are found by the run path that the library carries.
+function(farspan_import_libtorch name)
+  add_library(farspan::libtorch_${name} SHARED IMPORTED)
+  set_target_properties(farspan::libtorch_${name} PROPERTIES IMPORTED_LOCATION ${LibTorch_${name}})
+endfunction()
+
+if(LibTorch_FOUND AND NOT TARGET farspan::torch)
+  farspan_import_libtorch(torch_cpu)
+  farspan_import_libtorch(c10)
+  add_library(farspan::torch INTERFACE IMPORTED)
+  set_target_properties(farspan::torch PROPERTIES
+    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES
+      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES "farspan::libtorch_torch_cpu;farspan::libtorch_c10")
+  if(NOT CUDAToolkit_ROOT AND DEFINED ENV{CUDA_HOME})
+    set(CUDAToolkit_ROOT $ENV{CUDA_HOME})
+  endif()
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND LibTorch_torch_cuda AND LibTorch_c10_cuda)
+    farspan_import_libtorch(torch_cuda)
+    farspan_import_libtorch(c10_cuda)
+    add_library(farspan::torch_cuda INTERFACE IMPORTED)
+    # torch_cuda registers itself when it is loaded: a linker that drops it drops every CUDA kernel.
+    set_target_properties(farspan::torch_cuda PROPERTIES
+      INTERFACE_LINK_OPTIONS "LINKER:--no-as-needed"
+      INTERFACE_LINK_LIBRARIES
+        "farspan::torch;farspan::libtorch_torch_cuda;farspan::libtorch_c10_cuda;CUDA::cudart")
+  endif()
+endif()

@@ -1,0 +1,161 @@
+# The vocabulary of every CMakeLists.txt here: farspan_room, farspan_library, farspan_capnp,
+# farspan_program, farspan_test. One room, one CMakeLists.txt, one target.
+
+# Headers are reached as <farspan/ROOM/...> through links in the build tree. The repository itself
+# stays off the include path: a bare `rpc/` there collides with the system's <rpc/...>.
+set(FARSPAN_INCLUDE ${PROJECT_BINARY_DIR}/include)
+set(FARSPAN_GENERATED ${PROJECT_BINARY_DIR}/generated)
+file(MAKE_DIRECTORY ${FARSPAN_INCLUDE}/farspan ${FARSPAN_GENERATED})
+foreach(top c10d rpc rref autograd optim)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${top} ${FARSPAN_INCLUDE}/farspan/${top} SYMBOLIC)
+endforeach()
+file(CREATE_LINK ${PROJECT_SOURCE_DIR}/rpc/init/farspan.h ${FARSPAN_INCLUDE}/farspan/farspan.h SYMBOLIC)
+
+# How this project's own targets are compiled and linked; users' targets see none of it.
+add_library(farspan_build INTERFACE)
+target_compile_options(farspan_build INTERFACE
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+  $<$<BOOL:${FARSPAN_WERROR}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ 12 gives false alarms of these kinds in optimised standard library code.
+  foreach(kind maybe-uninitialized array-bounds stringop-overflow stringop-overread restrict)
+    target_compile_options(farspan_build INTERFACE -Wno-error=${kind})
+  endforeach()
+endif()
+if(FARSPAN_SANITIZE)
+  target_compile_options(farspan_build INTERFACE
+    -fsanitize=${FARSPAN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(farspan_build INTERFACE -fsanitize=${FARSPAN_SANITIZE})
+endif()
+if(FARSPAN_SHARED_LIBUV)
+  target_compile_options(farspan_build INTERFACE -fPIC)
+endif()
+find_program(FARSPAN_MOLD mold)
+if(FARSPAN_MOLD)
+  target_link_options(farspan_build INTERFACE -fuse-ld=mold)
+endif()
+
+# ccache, where it is: precompiled headers make it ask for these leniencies.
+find_program(FARSPAN_CCACHE ccache)
+if(FARSPAN_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${FARSPAN_CCACHE})
+endif()
+
+# The LibTorch headers are compiled once, for all targets that use them.
+if(FARSPAN_TORCH)
+  file(CONFIGURE OUTPUT torch_headers.cc CONTENT "// Holds the precompiled LibTorch headers.\n")
+  add_library(farspan_torch_headers OBJECT ${PROJECT_BINARY_DIR}/torch_headers.cc)
+  target_compile_features(farspan_torch_headers PRIVATE cxx_std_20)
+  target_link_libraries(farspan_torch_headers PRIVATE farspan::torch farspan_build)
+  target_precompile_headers(farspan_torch_headers PRIVATE <ATen/ATen.h>)
+endif()
+
+# Adds a folder when it has a CMakeLists.txt.
+function(farspan_room folder)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/CMakeLists.txt)
+    add_subdirectory(${folder})
+  endif()
+endfunction()
+
+# farspan_library(<room> [TORCH] [PUBLIC headers..] [SOURCES ..] [DEPENDS ..] [PRIVATE ..])
+# The room's target: farspan_library(rpc/wire ..) gives farspan_rpc_wire, alias farspan::rpc_wire.
+# Paths are relative to the current folder. Only PUBLIC headers are installed. TORCH: the room needs
+# LibTorch, and is left out when FARSPAN_TORCH is off. A room without SOURCES is headers only.
+# DEPENDS are targets that the room's headers need, PRIVATE those that only its sources do.
+function(farspan_library room)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "PUBLIC;SOURCES;DEPENDS;PRIVATE")
+  if(arg_TORCH AND NOT FARSPAN_TORCH)
+    return()
+  endif()
+  string(REPLACE "/" "_" name ${room})
+  set(target farspan_${name})
+  if(arg_SOURCES)
+    set(scope PUBLIC)
+    add_library(${target} STATIC ${arg_SOURCES})
+    target_link_libraries(${target} PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:farspan_build>)
+  else()
+    set(scope INTERFACE)
+    add_library(${target} INTERFACE)
+  endif()
+  add_library(farspan::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  list(TRANSFORM arg_PUBLIC PREPEND ${FARSPAN_INCLUDE}/farspan/${folder}/)
+  target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS ${FARSPAN_INCLUDE} FILES ${arg_PUBLIC})
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_link_libraries(${target} ${scope} ${arg_DEPENDS})
+  if(arg_TORCH)
+    target_link_libraries(${target} ${scope} farspan::torch)
+    if(arg_SOURCES)
+      target_precompile_headers(${target} REUSE_FROM farspan_torch_headers)
+    endif()
+  endif()
+  if(FARSPAN_INSTALL AND NOT folder MATCHES "^(tests|examples)")
+    install(TARGETS ${target} EXPORT farspanTargets FILE_SET HEADERS)
+  endif()
+endfunction()
+
+# farspan_capnp(<room> schemas..): compiles Cap'n Proto schemas of the current folder into the room's
+# target, which it makes when farspan_library has not. Included as <farspan/FOLDER/name.capnp.h>.
+function(farspan_capnp room)
+  string(REPLACE "/" "_" name ${room})
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  set(CAPNPC_SRC_PREFIX ${PROJECT_SOURCE_DIR})
+  set(CAPNPC_OUTPUT_DIR ${FARSPAN_GENERATED}/farspan)
+  file(MAKE_DIRECTORY ${CAPNPC_OUTPUT_DIR}/${folder})
+  capnp_generate_cpp(sources headers ${ARGN})
+  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -w SKIP_PRECOMPILE_HEADERS ON)
+  if(NOT TARGET farspan_${name})
+    farspan_library(${room} SOURCES ${sources})
+  else()
+    target_sources(farspan_${name} PRIVATE ${sources})
+  endif()
+  target_sources(farspan_${name}
+    PUBLIC FILE_SET schemas TYPE HEADERS BASE_DIRS ${FARSPAN_GENERATED} FILES ${headers})
+  target_include_directories(farspan_${name} SYSTEM PUBLIC $<BUILD_INTERFACE:${FARSPAN_GENERATED}>)
+  target_link_libraries(farspan_${name} PUBLIC CapnProto::capnp)
+  if(FARSPAN_INSTALL AND NOT folder MATCHES "^(tests|examples)")
+    install(TARGETS farspan_${name} EXPORT farspanSchemas FILE_SET schemas)
+  endif()
+endfunction()
+
+# farspan_program(<name> [TORCH] SOURCES .. [DEPENDS ..]): an executable, for examples and benchmarks.
+# Quoted includes start at tests/ and examples/ ("support/world.h", "mnist/net.h").
+function(farspan_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "SOURCES;DEPENDS")
+  if(arg_TORCH AND NOT FARSPAN_TORCH)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_compile_features(${name} PRIVATE cxx_std_20)
+  target_compile_options(${name} PRIVATE
+    "SHELL:-iquote ${PROJECT_SOURCE_DIR}/tests" "SHELL:-iquote ${PROJECT_SOURCE_DIR}/examples")
+  target_include_directories(${name} PRIVATE ${FARSPAN_INCLUDE})
+  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} farspan_build)
+  if(arg_TORCH)
+    target_link_libraries(${name} PRIVATE farspan::torch)
+    target_precompile_headers(${name} REUSE_FROM farspan_torch_headers)
+  endif()
+endfunction()
+
+# farspan_test(<name> [TORCH] SOURCES .. [DEPENDS ..] [LABELS ..] [TIMEOUT seconds])
+# One ctest entry for the whole binary: loading LibTorch takes about half a second, so an entry
+# for each case would cost more than the cases. GoogleTest's main is linked in.
+function(farspan_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "TIMEOUT" "SOURCES;DEPENDS;LABELS")
+  if(NOT FARSPAN_TESTS OR (arg_TORCH AND NOT FARSPAN_TORCH))
+    return()
+  endif()
+  if(arg_TORCH)
+    set(torch TORCH)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  farspan_program(${name} ${torch} SOURCES ${arg_SOURCES}
+    DEPENDS ${arg_DEPENDS} GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+endfunction()
