@@ -1,0 +1,58 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Codecs of std::map and std::unordered_map.
+#pragma once
+
+#include <map>
+#include <unordered_map>
+
+#include <farspan/c10d/values/codec.h>
+#include <farspan/c10d/values/codec_list.h>
+
+namespace farspan {
+namespace detail {
+
+template <class Map, class K, class V>
+struct MapCodec {
+  static std::string type_name() {
+    return "map<" + Codec<K>::type_name() + "," + Codec<V>::type_name() + ">";
+  }
+  static void write(schema::Value::Builder out, const Map& values, Writer& writer) {
+    const Writer::Nest nest(writer);
+    auto entries = out.initMap(static_cast<unsigned>(values.size()));
+    unsigned i = 0;
+    for (const auto& [key, value] : values) {
+      at_index(i, [&] {
+        Codec<K>::write(entries[i].initKey(), key, writer);
+        Codec<V>::write(entries[i].initValue(), value, writer);
+      });
+      ++i;
+    }
+  }
+  static Map read(schema::Value::Reader in, Reader& reader) {
+    if (!in.isMap()) throw_mismatch(type_name(), in);
+    const auto entries = in.getMap();
+    Map values;
+    for (unsigned i = 0; i < entries.size(); ++i) {
+      at_index(i, [&] {
+        K key = Codec<K>::read(entries[i].getKey(), reader);
+        V value = Codec<V>::read(entries[i].getValue(), reader);
+        if (!values.emplace(std::move(key), std::move(value)).second) {
+          throw BadValue(Code::kCorrupt, "a key that was there before");
+        }
+      });
+    }
+    return values;
+  }
+};
+
+}  // namespace detail
+
+template <Encodable K, Encodable V, class C, class A>
+struct Codec<std::map<K, V, C, A>> : detail::MapCodec<std::map<K, V, C, A>, K, V> {};
+
+template <Encodable K, Encodable V, class H, class E, class A>
+struct Codec<std::unordered_map<K, V, H, E, A>>
+    : detail::MapCodec<std::unordered_map<K, V, H, E, A>, K, V> {};
+
+}  // namespace farspan

@@ -1,0 +1,208 @@
+#include <ATen/DimVector.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include <farspan/c10d/values/dtype.h>
+#include <farspan/c10d/values/tensor_codec.h>
+
+namespace farspan {
+namespace {
+
+using schema::Layout;
+
+constexpr unsigned kMaxDims = 64;
+// What vector instructions like, and what the receive pool gives.
+constexpr size_t kAlignment = 64;
+
+[[noreturn]] void corrupt(const std::string& what) {
+  throw Error(Code::kCorrupt, "a tensor with " + what)
+      .advice("the bytes were damaged, or the peer speaks another protocol");
+}
+
+int64_t multiply(int64_t a, int64_t b) {
+  int64_t product;
+  if (__builtin_mul_overflow(a, b, &product)) corrupt("a size that no memory holds");
+  return product;
+}
+
+class TensorReader {
+ public:
+  explicit TensorReader(std::span<const Buffer> segments) : segments_(segments) {}
+
+  at::Tensor read(schema::TensorDesc::Reader desc) {
+    if (desc.getLayout() == Layout::UNDEFINED) return {};
+    at::Tensor tensor =
+        desc.getLayout() == Layout::STRIDED ? read_strided(desc) : read_sparse(desc);
+    if (desc.getRequiresGrad()) {
+      if (!tensor.is_floating_point() && !tensor.is_complex()) {
+        corrupt("requires_grad though it is not floating");
+      }
+      tensor.set_requires_grad(true);
+    }
+    return tensor;
+  }
+
+ private:
+  struct Shape {
+    at::DimVector sizes;
+    int64_t numel = 1;
+  };
+
+  static Shape read_shape(schema::TensorDesc::Reader desc) {
+    const auto sizes = desc.getSizes();
+    if (sizes.size() > kMaxDims) corrupt(std::to_string(sizes.size()) + " dimensions");
+    Shape shape;
+    // LibTorch computes strides as if no dimension were empty; so that must not overflow either.
+    int64_t span = 1;
+    for (const int64_t size : sizes) {
+      if (size < 0) corrupt("a negative size");
+      span = multiply(span, std::max<int64_t>(size, 1));
+      shape.numel *= size;  // at most span
+      shape.sizes.push_back(size);
+    }
+    return shape;
+  }
+
+  // The strides of a tensor without gaps and overlaps.
+  static at::DimVector read_strides(schema::TensorDesc::Reader desc, const Shape& shape) {
+    const auto list = desc.getStrides();
+    if (list.size() != shape.sizes.size()) corrupt("more or fewer strides than sizes");
+    at::DimVector strides;
+    c10::SmallVector<std::pair<int64_t, int64_t>, 5> by_stride;
+    for (unsigned i = 0; i < list.size(); ++i) {
+      const int64_t stride = list[i];
+      if (stride < 0 || stride > shape.numel) corrupt("a stride outside of its bytes");
+      strides.push_back(stride);
+      if (shape.sizes[i] != 1) by_stride.emplace_back(stride, shape.sizes[i]);
+    }
+    std::sort(by_stride.begin(), by_stride.end());
+    int64_t expected = 1;
+    for (const auto& [stride, size] : by_stride) {
+      if (stride != expected) corrupt("strides that leave gaps or overlap");
+      expected *= size;  // at most numel
+    }
+    return strides;
+  }
+
+  // Segments belong to one tensor each, and come in the order of the tensors.
+  const Buffer& take_segment(uint32_t index, uint64_t bytes) {
+    if (index < next_segment_ || index >= segments_.size()) {
+      corrupt("segment " + std::to_string(index) + " of " + std::to_string(segments_.size()));
+    }
+    next_segment_ = size_t{index} + 1;
+    if (segments_[index].size() != bytes) {
+      corrupt(std::to_string(segments_[index].size()) + " bytes where its shape needs " +
+              std::to_string(bytes));
+    }
+    return segments_[index];
+  }
+
+  at::Tensor read_strided(schema::TensorDesc::Reader desc) {
+    const auto dtype = dtype_from_wire(desc.getDtype());
+    if (!dtype) {
+      corrupt("unknown dtype " + std::to_string(static_cast<unsigned>(desc.getDtype())));
+    }
+    const Shape shape = read_shape(desc);
+    if (shape.numel == 0) return at::Tensor(at::detail::empty_cpu(shape.sizes, *dtype));
+    const int64_t bytes = multiply(shape.numel, static_cast<int64_t>(c10::elementSize(*dtype)));
+    const Buffer& segment = take_segment(desc.getSegment(), static_cast<uint64_t>(bytes));
+    if (!desc.hasStrides()) {
+      return fill(segment, shape, *dtype, {});
+    }
+    return fill(segment, shape, *dtype, read_strides(desc, shape));
+  }
+
+  static at::Tensor fill(const Buffer& segment, const Shape& shape, at::ScalarType dtype,
+                         const at::DimVector& strides) {
+    if (segment.size() > kMaxInlineBytes && segment.owner() &&
+        reinterpret_cast<uintptr_t>(segment.data()) % kAlignment == 0) {
+      return adopt(segment, shape, dtype, strides);
+    }
+    at::Tensor tensor(strides.empty() ? at::detail::empty_cpu(shape.sizes, dtype)
+                                      : at::detail::empty_strided_cpu(shape.sizes, strides, dtype));
+    std::memcpy(tensor.mutable_data_ptr(), segment.data(), segment.size());
+    return tensor;
+  }
+
+  static at::Tensor adopt(const Buffer& segment, const Shape& shape, at::ScalarType dtype,
+                          const at::DimVector& strides) {
+    at::TensorMaker maker = at::for_blob(segment.data(), shape.sizes);
+    if (!strides.empty()) maker.strides(strides);
+    return maker
+        .context(new Buffer(segment), [](void* buffer) { delete static_cast<Buffer*>(buffer); })
+        .options(at::TensorOptions(dtype))
+        .target_device(at::kCPU)
+        .resizeable_storage()
+        .make_tensor();
+  }
+
+  at::Tensor read_sparse(schema::TensorDesc::Reader desc) {
+    const Shape shape = read_shape(desc);
+    const Layout layout = desc.getLayout();
+    const auto parts = desc.getParts();
+    if (layout > Layout::SPARSE_BSC) corrupt("an unknown layout");
+    if (parts.size() != (layout == Layout::SPARSE_COO ? 2u : 3u))
+      corrupt("a wrong number of parts");
+    c10::SmallVector<at::Tensor, 3> made;
+    for (const auto part : parts) {
+      if (part.getLayout() != Layout::STRIDED) corrupt("parts that are no plain tensors");
+      made.push_back(read_strided(part));
+    }
+    if (dtype_from_wire(desc.getDtype()) != made.back().scalar_type()) {
+      corrupt("values of another dtype than its own");
+    }
+    if (layout == Layout::SPARSE_COO) return make_coo(made, shape, desc.getCoalesced());
+    return make_compressed(made, shape, layout);
+  }
+
+  // LibTorch itself checks that the indices fit the sizes; c10::Error when they do not.
+  static at::Tensor make_coo(at::ArrayRef<at::Tensor> parts, const Shape& shape, bool coalesced) {
+    at::_validate_sparse_coo_tensor_args(parts[0], parts[1], shape.sizes, coalesced, false);
+    return at::_sparse_coo_tensor_unsafe(parts[0], parts[1], shape.sizes,
+                                         parts[1].options().layout(at::kSparse), coalesced);
+  }
+
+  static at::Tensor make_compressed(at::ArrayRef<at::Tensor> parts, const Shape& shape,
+                                    Layout layout) {
+    const at::Layout local = layout == Layout::SPARSE_CSR   ? at::kSparseCsr
+                             : layout == Layout::SPARSE_CSC ? at::kSparseCsc
+                             : layout == Layout::SPARSE_BSR ? at::kSparseBsr
+                                                            : at::kSparseBsc;
+    at::_validate_sparse_compressed_tensor_args(parts[0], parts[1], parts[2], shape.sizes, local,
+                                                false);
+    return at::_sparse_compressed_tensor_unsafe(parts[0], parts[1], parts[2], shape.sizes,
+                                                parts[2].options().layout(local));
+  }
+
+  const std::span<const Buffer> segments_;
+  size_t next_segment_ = 0;
+};
+
+}  // namespace
+
+TensorList read_tensors(schema::Payload::Reader payload, std::span<const Buffer> segments) {
+  try {
+    return guard_read([&] {
+      const auto descriptions = payload.getTensors();
+      TensorList tensors;
+      tensors.reserve(descriptions.size());
+      TensorReader reader(segments);
+      for (const auto desc : descriptions) tensors.push_back(reader.read(desc));
+      return tensors;
+    });
+  } catch (const c10::Error& failure) {
+    corrupt(std::string("parts that do not fit: ") + failure.what_without_backtrace());
+  }
+}
+
+}  // namespace farspan

@@ -1,0 +1,170 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Layout.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include <farspan/c10d/values/dtype.h>
+#include <farspan/c10d/values/tensor_codec.h>
+
+namespace farspan {
+namespace {
+
+using schema::Layout;
+
+[[noreturn]] void refuse(const std::string& what, const char* advice) {
+  throw Error(Code::kInvalidArgument, what + " cannot travel").advice(advice);
+}
+
+// The references that a result has when nobody but its holder knows it: the holder's and the
+// Writer's.
+constexpr size_t kOwnReferences = 2;
+
+class TensorWriter {
+ public:
+  TensorWriter(std::vector<Buffer>& segments, Bulk bulk) : segments_(segments), bulk_(bulk) {}
+
+  void write(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
+    if (!tensor.defined()) return;  // that is what an empty description says
+    check(tensor);
+    const auto dtype = dtype_to_wire(tensor.scalar_type());
+    if (!dtype) {
+      refuse(std::string("a tensor of dtype ") + c10::toString(tensor.scalar_type()),
+             "dequantize() it first");
+    }
+    out.setDtype(*dtype);
+    if (tensor.requires_grad()) out.setRequiresGrad(true);
+    const at::IntArrayRef sizes = tensor.sizes();
+    if (!sizes.empty()) write_numbers(out.initSizes(static_cast<unsigned>(sizes.size())), sizes);
+    if (tensor.layout() == at::kStrided) {
+      out.setLayout(Layout::STRIDED);
+      write_strided(tensor, out);
+    } else {
+      write_sparse(tensor, out);
+    }
+  }
+
+ private:
+  static void check(const at::Tensor& tensor) {
+    if (!tensor.device().is_cpu()) {
+      refuse("a tensor on device " + tensor.device().str(), "move it with .cpu() first");
+    }
+    if (tensor.is_nested()) refuse("a nested tensor", "pass its parts, from unbind()");
+    if (tensor.layout() == at::kMkldnn) refuse("an MKL-DNN tensor", "call to_dense() first");
+    if (tensor.layout() == at::kStrided && !tensor.has_storage()) {
+      refuse("a tensor without storage of its own (of vmap or a functional transform)",
+             "pass it from outside of the transform");
+    }
+  }
+
+  static void write_numbers(capnp::List<int64_t>::Builder out, at::IntArrayRef numbers) {
+    for (unsigned i = 0; i < numbers.size(); ++i) out.set(i, numbers[i]);
+  }
+
+  void write_strided(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
+    constexpr c10::DispatchKeySet kLazy(
+        {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+    if (tensor.numel() == 0) return;
+    if (tensor.key_set().has_any(kLazy)) {
+      write_copy(tensor, out);
+    } else if (tensor.is_contiguous()) {
+      write_bytes(tensor, out);
+    } else if (tensor.is_non_overlapping_and_dense()) {
+      write_strides(tensor, out.initStrides(static_cast<unsigned>(tensor.dim())));
+      write_bytes(tensor, out);
+    } else {
+      write_copy(tensor, out);
+    }
+  }
+
+  // The stride of a dimension of size 1 means nothing, and may be anything.
+  static void write_strides(const at::Tensor& tensor, capnp::List<int64_t>::Builder out) {
+    for (unsigned i = 0; i < out.size(); ++i) {
+      out.set(i, std::min(tensor.strides()[i], tensor.numel()));
+    }
+  }
+
+  void write_copy(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor plain = tensor._is_zerotensor() ? tensor.clone() : tensor;
+    plain = plain.resolve_conj().resolve_neg().contiguous();
+    auto owner = std::make_shared<at::Tensor>(plain);
+    out.setSegment(static_cast<uint32_t>(segments_.size()));
+    segments_.emplace_back(const_cast<std::byte*>(bytes_of(plain)), plain.nbytes(),
+                           std::move(owner));
+  }
+
+  void write_bytes(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
+    const size_t size = tensor.nbytes();
+    const c10::Storage& storage = tensor.storage();
+    const size_t begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+    if (storage.nbytes() < begin + size) {
+      refuse("a tensor whose storage was resized away", "pass it before its storage is freed");
+    }
+    const std::byte* bytes = bytes_of(tensor);
+    out.setSegment(static_cast<uint32_t>(segments_.size()));
+    if (size <= kMaxInlineBytes) {
+      segments_.push_back(Buffer::borrowed(bytes, size));
+    } else if (bulk_ == Bulk::kCopyIfShared &&
+               (storage.use_count() > 1 || tensor.use_count() > kOwnReferences)) {
+      segments_.push_back(Buffer::copy_of({bytes, size}));
+    } else {
+      segments_.emplace_back(const_cast<std::byte*>(bytes), size,
+                             std::make_shared<c10::Storage>(storage));
+    }
+  }
+
+  static const std::byte* bytes_of(const at::Tensor& tensor) {
+    return static_cast<const std::byte*>(tensor.const_data_ptr());
+  }
+
+  void write_sparse(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
+    const c10::AutoGradMode no_grad(false);
+    switch (tensor.layout()) {
+      case at::kSparse:
+        out.setLayout(Layout::SPARSE_COO);
+        out.setCoalesced(tensor.is_coalesced());
+        return write_parts({tensor._indices(), tensor._values()}, out);
+      case at::kSparseCsr:
+        out.setLayout(Layout::SPARSE_CSR);
+        return write_parts({tensor.crow_indices(), tensor.col_indices(), tensor.values()}, out);
+      case at::kSparseBsr:
+        out.setLayout(Layout::SPARSE_BSR);
+        return write_parts({tensor.crow_indices(), tensor.col_indices(), tensor.values()}, out);
+      case at::kSparseCsc:
+        out.setLayout(Layout::SPARSE_CSC);
+        return write_parts({tensor.ccol_indices(), tensor.row_indices(), tensor.values()}, out);
+      case at::kSparseBsc:
+        out.setLayout(Layout::SPARSE_BSC);
+        return write_parts({tensor.ccol_indices(), tensor.row_indices(), tensor.values()}, out);
+      default:
+        refuse("a tensor of an unknown layout", "call to_dense() first");
+    }
+  }
+
+  void write_parts(std::initializer_list<at::Tensor> parts, schema::TensorDesc::Builder out) {
+    auto list = out.initParts(static_cast<unsigned>(parts.size()));
+    unsigned i = 0;
+    for (const at::Tensor& part : parts) write(part, list[i++]);
+  }
+
+  std::vector<Buffer>& segments_;
+  const Bulk bulk_;
+};
+
+}  // namespace
+
+void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk) {
+  const TensorList& tensors = writer.tensors();
+  if (tensors.empty()) return;
+  guard_write([&] {
+    auto list = payload.initTensors(static_cast<unsigned>(tensors.size()));
+    TensorWriter tensor_writer(writer.segments(), bulk);
+    for (unsigned i = 0; i < list.size(); ++i) tensor_writer.write(tensors[i], list[i]);
+  });
+}
+
+}  // namespace farspan
