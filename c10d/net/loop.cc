@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include <farspan/c10d/net/descriptor.h>
+
 namespace farspan::net {
 namespace {
 
@@ -16,7 +18,7 @@ constexpr int kBacklog = 512;
 int duplicate_of(uv_handle_t* handle) noexcept {
   uv_os_fd_t fd = -1;
   if (uv_fileno(handle, &fd) != 0) return -1;
-  return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  return duplicate(fd);
 }
 
 Error uv_failure(int status, const char* what) {

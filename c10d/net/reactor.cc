@@ -145,61 +145,10 @@ void Reactor::flush_when_writable(Source& source) noexcept {
         source.key_ | kWriteBit);
 }
 
-void Reactor::arm(Source& source) noexcept {
-  source.armed_ = true;
-  if (source.removed_.load(std::memory_order_acquire)) return;
-  watch(epoll_, EPOLL_CTL_MOD, source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
-}
-
-void Reactor::disarm(Source& source) noexcept {
-  source.armed_ = false;
-  if (source.removed_.load(std::memory_order_acquire)) return;
-  // Not zero: a hang-up is always reported, and must be reported once only.
-  watch(epoll_, EPOLL_CTL_MOD, source.descriptor(), EPOLLONESHOT, source.key_);
-}
-
 std::shared_ptr<Source> Reactor::find(uint64_t key) {
   MutexLock lock(sources_mutex_);
   const auto found = sources_.find(key);
   return found == sources_.end() ? nullptr : found->second;
-}
-
-bool Role::take(Reactor& reactor, Source& source, bool fired) noexcept {
-  uint32_t free = 0;
-  if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
-    if (!fired) return false;
-    // The holder learns that epoll is disarmed, unless it has just gone: then the turn is ours.
-    const uint32_t before = source.turn_.fetch_or(Source::kFired, std::memory_order_acq_rel);
-    if (before & Source::kHeld) return false;
-    uint32_t marked = Source::kFired;
-    if (!source.turn_.compare_exchange_strong(marked, Source::kHeld, std::memory_order_acquire)) {
-      return false;
-    }
-  }
-  reactor_ = &reactor;
-  source_ = &source;
-  if (fired) {
-    source.armed_ = false;
-  } else if (source.armed_) {
-    reactor.disarm(source);
-  }
-  return true;
-}
-
-void Role::release() noexcept {
-  if (!source_) return;
-  Source& source = *std::exchange(source_, nullptr);
-  for (;;) {
-    source.turn_.fetch_and(~Source::kFired, std::memory_order_relaxed);
-    reactor_->arm(source);
-    const uint32_t before = source.turn_.exchange(0, std::memory_order_acq_rel);
-    if (!(before & Source::kFired)) return;
-    // Epoll fired between arm() and the exchange, and whoever got it went away: arm once more.
-    uint32_t free = 0;
-    if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
-      return;  // a new holder will arm it
-    }
-  }
 }
 
 void Reactor::loop(const std::shared_ptr<Thread>& self) {
@@ -229,6 +178,7 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
   SpinPermit permit;
   Role role;
   if (!permit || !role.take(*this, *hot, false)) return false;
+  role.may_lease(tasks_are_short());
   const TimePoint end = Clock::now() + budget;
   for (int look = 1; !stopping_.load(std::memory_order_relaxed); ++look) {
     if (hot->pump(role)) {
@@ -239,6 +189,7 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
     if (queued_.load(std::memory_order_relaxed) > 0) return true;
     if (look % 8 == 0 && Clock::now() >= end) break;
   }
+  role.may_lease(false);
   hot->spin().miss();
   spin_misses_.fetch_add(1, std::memory_order_relaxed);
   return false;
@@ -270,7 +221,11 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
     }
     return;
   }
-  if (key == kTimersKey) return timers_.run_due();
+  if (key == kTimersKey) {
+    timers_.run_due();
+    end_leases();
+    return;
+  }
   if (key == kStopKey) return;
   std::shared_ptr<Source> source = find(key & ~kWriteBit);
   if (!source) return;
@@ -280,7 +235,12 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   }
   Role role;
   if (!role.take(*this, *source, true)) return;
-  if (source->pump(role)) hot = std::move(source);
+  role.may_lease(tasks_are_short());
+  if (source->pump(role)) {
+    hot = std::move(source);
+  } else {
+    role.may_lease(false);
+  }
 }
 
 bool Reactor::retire(Thread& self) {

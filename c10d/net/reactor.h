@@ -105,10 +105,14 @@ class Reactor {
   bool spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role);
   bool sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role, Slot& slot);
   static Slot& thread_slot();
-  static bool run_inbox(Slot& slot, Blocked& blocked);
+  static void run_inbox(Slot& slot, Blocked& blocked);
 
+  // Who reads a source: role.cc.
   void arm(Source& source) noexcept;
   void disarm(Source& source) noexcept;
+  void lease(Source& source);
+  void end_leases();
+  bool tasks_are_short() const noexcept;
   std::shared_ptr<Source> find(uint64_t key);
 
   const ReactorOptions options_;
@@ -130,6 +134,9 @@ class Reactor {
   int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
   int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback
   int sleeping_ FARSPAN_GUARDED_BY(mutex_) = 0;  // in epoll_wait
+
+  Mutex leases_mutex_;
+  std::vector<std::shared_ptr<Source>> leases_ FARSPAN_GUARDED_BY(leases_mutex_);
 
   Mutex sources_mutex_;
   uint64_t next_key_ FARSPAN_GUARDED_BY(sources_mutex_);

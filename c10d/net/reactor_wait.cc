@@ -82,12 +82,11 @@ void Reactor::Blocked::leave() {
   reactor_.share_queue_locked();
 }
 
-bool Reactor::run_inbox(Slot& slot, Blocked& blocked) {
-  if (!slot.has_mail.load(std::memory_order_acquire)) return false;
+void Reactor::run_inbox(Slot& slot, Blocked& blocked) {
   std::unique_ptr<Task> task;
   {
     MutexLock lock(blocked.reactor().mutex_);
-    if (slot.inbox.empty()) return false;
+    if (slot.inbox.empty()) return;
     task = std::move(slot.inbox.front());
     slot.inbox.erase(slot.inbox.begin());
     slot.has_mail.store(!slot.inbox.empty());
@@ -99,15 +98,18 @@ bool Reactor::run_inbox(Slot& slot, Blocked& blocked) {
   task.reset();
   thread_state() = outer;
   blocked.enter();
-  return true;
 }
 
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   if (future.ready()) return true;
   Role role;
+  role.may_lease(true);
   const bool ready = spin_wait(future, deadline, hint, role) ||
                      sleep_wait(future, deadline, hint, role, thread_slot());
-  if (hint && hint->flush()) flush_when_writable(*hint);  // others write on
+  if (!hint) return ready;
+  if (hint->flush()) flush_when_writable(*hint);  // others write on
+  role.release();
+  hint->hand_over();
   return ready;
 }
 
@@ -146,14 +148,23 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
   slot.open();
   Blocked blocked(*this, slot);
   while (!future.ready()) {
-    if (run_inbox(slot, blocked)) continue;
+    if (slot.has_mail.load(std::memory_order_acquire)) {
+      role.release();  // a task may take long, and wait for this very source
+      if (hint) hint->hand_over();
+      run_inbox(slot, blocked);
+      continue;
+    }
     if (hint && hint->removed()) {
       role.release();
       hint = nullptr;
     }
     if (!future.add_sleeper(slot)) break;
     const bool left_to_write = hint && hint->flush();
-    if (hint && !role.held()) role.take(*this, *hint, false);
+    const bool follows = hint && !role.held() && !role.take(*this, *hint, false);
+    if (follows) {
+      hint->follow(slot);
+      role.take(*this, *hint, false);  // the reader may have left just before
+    }
     pollfd fds[3] = {{slot.fd, POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLOUT, 0}};
     if (role.held()) fds[1].fd = hint->descriptor();
     if (left_to_write) fds[2].fd = hint->write_descriptor();
@@ -165,6 +176,7 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
     }
     ppoll(fds, 3, deadline.is_never() ? nullptr : &left, nullptr);
     future.remove_sleeper(slot);
+    if (follows) hint->unfollow(slot);
     if (fds[0].revents) slot.clear();
     if (fds[1].revents) hint->pump(role);
     if (deadline.expired()) break;

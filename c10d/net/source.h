@@ -6,7 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include <farspan/c10d/base/future_core.h>
+#include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/spin.h>
 
 namespace farspan::net {
@@ -16,6 +19,10 @@ class Source;
 
 // The right to read one source; at most one thread has it. While it is held, the source is disarmed
 // in the reactor's epoll, so that no idle thread is woken by what the holder polls for.
+//
+// A holder that expects to be back in no time gives the turn back on a *lease*: the source stays
+// disarmed, which saves two system calls. If nobody has come back after a millisecond, the reactor
+// arms it again; when there was something to read by then, leases are off for a while.
 //
 // Threading: a Role belongs to the thread that took it.
 class Role {
@@ -27,11 +34,16 @@ class Role {
 
   // False when another thread has it. `fired`: the caller got it from epoll, which has disarmed it.
   bool take(Reactor& reactor, Source& source, bool fired) noexcept;
-  // Re-arms the source and gives the turn back; nothing when not held.
+  // Gives the turn back, and re-arms the source unless on a lease; nothing when not held.
   void release() noexcept;
   bool held() const noexcept { return source_ != nullptr; }
+  // Whether the next release() may leave a lease.
+  void may_lease(bool may) noexcept { may_lease_ = may; }
 
  private:
+  bool release_on_lease(Source& source) noexcept;
+
+  bool may_lease_ = false;
   Reactor* reactor_ = nullptr;
   Source* source_ = nullptr;
 };
@@ -62,14 +74,27 @@ class Source : public std::enable_shared_from_this<Source> {
 
   SpinGovernor& spin() noexcept { return spin_; }
 
+  // Threads that sleep until this source brings something while another one reads it. When the
+  // reader leaves, hand_over() wakes one of them to take its place.
+  void follow(Sleeper& sleeper);
+  void unfollow(Sleeper& sleeper);
+  void hand_over() noexcept;
+
  private:
   friend class Role;
   friend class Reactor;
   static constexpr uint32_t kHeld = 1;
   static constexpr uint32_t kFired = 2;  // an event came while the role was held
   std::atomic<uint32_t> turn_{0};
-  uint64_t key_ = 0;    // set by Reactor::add
-  bool armed_ = false;  // guarded by the role
+  uint64_t key_ = 0;                    // set by Reactor::add
+  bool armed_ = false;                  // guarded by the role
+  std::atomic<uint32_t> uses_{0};       // releases on a lease
+  uint32_t uses_seen_ = 0;              // by the reactor, when it last looked
+  std::atomic<bool> leased_{false};     // the reactor will look after it
+  std::atomic<uint32_t> no_leases_{0};  // releases that must arm, after a lease did harm
+  std::atomic<int> follower_count_{0};
+  Mutex followers_mutex_;
+  std::vector<Sleeper*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
   std::atomic<bool> removed_{false};
   SpinGovernor spin_;
 };

@@ -85,6 +85,7 @@ class Agent final : public Messenger, private ConnectionOwner {
     std::shared_ptr<Connection> line;      // null before the first call, and after a loss
     std::shared_ptr<Connection> incoming;  // to itself: the other end
     bool dialing = false;
+    int reserved = 0;   // handshakes that were welcomed, and will open the line any moment
     bool lost = false;  // already announced
   };
   struct HandlerSlot {
@@ -105,7 +106,8 @@ class Agent final : public Messenger, private ConnectionOwner {
              std::unique_ptr<transport::Stream> stream);
   void accept(std::unique_ptr<transport::Stream> stream);
   std::optional<Error> admit(const wire::Hello& peer);
-  void adopt(Greeting::Outcome outcome);
+  void adopt(Greeting::Outcome outcome, int welcomed);
+  void dial_again(int rank, const std::shared_ptr<Connection>& line);
 
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;

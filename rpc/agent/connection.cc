@@ -41,10 +41,15 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
     stream_ = std::move(stream);
     reader_ = std::move(reader);
     functions_ = std::move(functions);
-    state_.store(State::kOpen, std::memory_order_release);
   }
   outbox_.open(*stream_);
   reactor_.add(self());
+  State opening = State::kOpening;
+  if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
+    reactor_.remove(*this);
+    stream_->shut();
+    return;
+  }
   opened_.set_value();
   if (flush()) reactor_.flush_when_writable(*this);
   deliver(frames);

@@ -1,5 +1,7 @@
 // How two agents come to share one connection. Either side may dial; when both do at once, the line
-// that the lower rank dialled is the one that stays.
+// that the lower rank dialled is the one that stays: the lower rank refuses the other's hello with
+// kAlreadyExists. So does a side whose line is open; a dialler that has lost that line tries again
+// until the other side has noticed, too.
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +12,8 @@
 
 namespace farspan::agent {
 namespace {
+
+constexpr std::chrono::milliseconds kRedialAfter{20};
 
 std::string host_name() {
   char text[256] = "";
@@ -44,6 +48,7 @@ std::shared_ptr<Connection> Agent::new_line(const WorkerInfo& peer) {
 
 std::shared_ptr<Connection> Agent::line_to(int rank) {
   std::shared_ptr<Connection> line;
+  bool reserved = false;
   {
     MutexLock lock(mutex_);
     if (stopped_) throw Error(Code::kShutdown, "this worker has been shut down");
@@ -55,9 +60,10 @@ std::shared_ptr<Connection> Agent::line_to(int rank) {
     if (peer.line) return peer.line;
     line = new_line(peer.record.info);
     peer.line = line;
-    peer.dialing = true;
+    reserved = peer.reserved > 0;
+    peer.dialing = !reserved;
   }
-  dial(rank, line);
+  if (!reserved) dial(rank, line);
   return line;
 }
 
@@ -106,20 +112,20 @@ void Agent::try_endpoints(int rank, const std::shared_ptr<Connection>& line, siz
 
 void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
                   std::unique_ptr<transport::Stream> stream) {
-  if (line->is_closed() || stopping_) return;
+  if (line->is_closed() || line->is_open() || stopping_) return;
   auto on_end = [this, rank, line, next](Greeting::Outcome outcome) {
     if (!outcome.failure) {
-      {
-        MutexLock lock(mutex_);
-        peers_[static_cast<size_t>(rank)].dialing = false;
-      }
       line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
                  std::move(outcome.peer->functions));
-    } else if (outcome.failure->code() != Code::kAlreadyExists) {
-      const Error& failure = *outcome.failure;
-      const bool refused = failure.code() == Code::kInvalidArgument;
-      refused ? line->close(failure) : try_endpoints(rank, line, next + 1, failure);
-    }  // else: both dialled, and the other one's line will open this connection
+      MutexLock lock(mutex_);
+      peers_[static_cast<size_t>(rank)].dialing = false;  // not before the line is open: admit()
+    } else if (outcome.failure->code() == Code::kAlreadyExists) {
+      dial_again(rank, line);
+    } else if (outcome.failure->code() == Code::kInvalidArgument) {
+      line->close(*outcome.failure);
+    } else {
+      try_endpoints(rank, line, next + 1, *outcome.failure);
+    }
   };
   auto greeting = std::make_shared<Greeting>(reactor_, std::move(stream), new_reader(),
                                              Handshake::opener(hello(), rank), std::move(on_end));
@@ -131,13 +137,26 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
   greeting->start(Deadline::in(options_.connect_timeout));
 }
 
+// The other side has, or is about to open, a line of its own; unless it has just lost it.
+void Agent::dial_again(int rank, const std::shared_ptr<Connection>& line) {
+  reactor_.timers().add(Clock::now() + kRedialAfter, [this, rank, weak = std::weak_ptr(line)] {
+    const auto live = weak.lock();
+    if (!live || live->is_open() || live->is_closed() || stopping_) return;
+    try_endpoints(rank, live, 0, Error(Code::kUnavailable, "no transport reaches it any more"));
+  });
+}
+
 void Agent::accept(std::unique_ptr<transport::Stream> stream) {
   if (stopping_) return;
-  auto handshake =
-      Handshake::accepter(hello(), [this](const wire::Hello& peer) { return admit(peer); });
-  auto greeting =
-      std::make_shared<Greeting>(reactor_, std::move(stream), new_reader(), std::move(handshake),
-                                 [this](Greeting::Outcome outcome) { adopt(std::move(outcome)); });
+  auto welcomed = std::make_shared<int>(-1);
+  auto handshake = Handshake::accepter(hello(), [this, welcomed](const wire::Hello& peer) {
+    auto objection = admit(peer);
+    if (!objection) *welcomed = peer.rank;
+    return objection;
+  });
+  auto greeting = std::make_shared<Greeting>(
+      reactor_, std::move(stream), new_reader(), std::move(handshake),
+      [this, welcomed](Greeting::Outcome outcome) { adopt(std::move(outcome), *welcomed); });
   {
     MutexLock lock(mutex_);
     std::erase_if(greetings_, [](const auto& ended) { return ended.expired(); });
@@ -146,49 +165,62 @@ void Agent::accept(std::unique_ptr<transport::Stream> stream) {
   greeting->start(Deadline::in(options_.connect_timeout));
 }
 
-std::optional<Error> Agent::admit(const wire::Hello& peer) {
+std::optional<Error> Agent::admit(const wire::Hello& hello) {
   MutexLock lock(mutex_);
   if (stopped_) return Error(Code::kShutdown, "this worker has been shut down");
-  if (peer.rank < 0 || static_cast<size_t>(peer.rank) >= peers_.size()) {
+  if (hello.rank < 0 || static_cast<size_t>(hello.rank) >= peers_.size()) {
     return Error(Code::kUnavailable,
-                 "this worker does not know rank " + std::to_string(peer.rank) + " (yet)");
+                 "this worker does not know rank " + std::to_string(hello.rank) + " (yet)");
   }
-  const Peer& known = peers_[static_cast<size_t>(peer.rank)];
-  if (!(known.record.instance == peer.instance)) {
+  Peer& peer = peers_[static_cast<size_t>(hello.rank)];
+  if (!(peer.record.instance == hello.instance)) {
     return Error(Code::kInvalidArgument,
-                 "worker '" + peer.name + "' was restarted; this job knows its earlier run")
+                 "worker '" + hello.name + "' was restarted; this job knows its earlier run")
         .advice("restart the whole job");
   }
-  if (peer.rank != options_.self.rank && known.dialing && options_.self.rank < peer.rank) {
-    return Error(Code::kAlreadyExists, "this worker is dialling, too, and its line is to be used");
+  const bool to_itself = hello.rank == options_.self.rank;
+  const bool dials_first = peer.dialing && options_.self.rank < hello.rank;
+  if (!to_itself && (dials_first || peer.reserved > 0 || (peer.line && peer.line->is_open()))) {
+    return Error(Code::kAlreadyExists, "there is a line already, or is about to be");
   }
+  ++peer.reserved;
   return std::nullopt;
 }
 
-void Agent::adopt(Greeting::Outcome outcome) {
-  if (outcome.failure) {
+// `welcomed`: the rank that admit() let in; -1: none.
+void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
+  if (welcomed < 0) {
     if (!stopping_ && outcome.failure->code() != Code::kAlreadyExists) {
       log(LogLevel::kInfo, "agent",
           std::string("turned a connection away: ") + outcome.failure->what());
     }
     return;
   }
-  std::shared_ptr<Connection> line, replaced;
+  const auto index = static_cast<size_t>(welcomed);
+  std::shared_ptr<Connection> line;
+  bool to_be_dialled = false;
   {
     MutexLock lock(mutex_);
-    if (stopped_) return;
-    Peer& peer = peers_[static_cast<size_t>(outcome.peer->rank)];
-    auto& place = outcome.peer->rank == options_.self.rank ? peer.incoming : peer.line;
-    if (place && place->is_open()) replaced = std::move(place);  // the peer has lost that one
-    if (!place) {
+    Peer& peer = peers_[index];
+    const bool to_itself = welcomed == options_.self.rank;
+    auto& place = to_itself ? peer.incoming : peer.line;
+    if (outcome.failure || stopped_) {
+      --peer.reserved;
+      if (stopped_) return;
+      to_be_dialled = place && !to_itself && !peer.dialing;  // a call waits for this line
+      peer.dialing = peer.dialing || to_be_dialled;
+    } else if (!place) {
       place = new_line(peer.record.info);
     }
-    peer.dialing = peer.dialing && outcome.peer->rank == options_.self.rank;
     line = place;
   }
-  if (replaced) replaced->close(Error(Code::kDisconnected, "the peer connected anew"));
+  if (to_be_dialled) return dial(welcomed, line);
+  if (outcome.failure) return;
   line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
              std::move(outcome.peer->functions));
+  MutexLock lock(mutex_);
+  --peers_[index].reserved;  // not before the line is open: admit()
+  if (welcomed != options_.self.rank) peers_[index].dialing = false;
 }
 
 }  // namespace farspan::agent

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include <farspan/c10d/net/descriptor.h>
+
 namespace farspan::transport {
 namespace {
 
@@ -28,7 +30,7 @@ IoResult result_of(ssize_t moved, bool reading) noexcept {
 }  // namespace
 
 SocketStream::SocketStream(int fd, std::string description)
-    : fd_(fd), write_fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)), description_(std::move(description)) {
+    : fd_(fd), write_fd_(net::duplicate(fd)), description_(std::move(description)) {
   if (write_fd_ < 0) {
     const int error = errno;
     close(fd_);

@@ -1,0 +1,156 @@
+// Who reads a source: the turn, the lease, and the threads that follow.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <farspan/c10d/net/reactor_state.h>
+
+namespace farspan::net {
+namespace {
+
+constexpr std::chrono::milliseconds kLease{1};
+// How many releases must arm after a lease kept something waiting.
+constexpr uint32_t kLeaseBan = 256;
+// Tasks that take longer than this give up the turn for good while they run.
+constexpr int64_t kShortTaskNs = 50'000;
+
+void rearm(int epoll, int fd, uint32_t events, uint64_t key) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = key;
+  epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event);  // fails only for a source that is being removed
+}
+
+}  // namespace
+
+void Reactor::arm(Source& source) noexcept {
+  source.armed_ = true;
+  if (source.removed_.load(std::memory_order_acquire)) return;
+  rearm(epoll_, source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
+}
+
+void Reactor::disarm(Source& source) noexcept {
+  source.armed_ = false;
+  if (source.removed_.load(std::memory_order_acquire)) return;
+  // Not zero: a hang-up is always reported, and must be reported once only.
+  rearm(epoll_, source.descriptor(), EPOLLONESHOT, source.key_);
+}
+
+bool Role::take(Reactor& reactor, Source& source, bool fired) noexcept {
+  uint32_t free = 0;
+  if (!source.turn_.compare_exchange_strong(free, Source::kHeld)) {
+    if (!fired) return false;
+    // The holder learns that epoll is disarmed, unless it has just gone: then the turn is ours.
+    const uint32_t before = source.turn_.fetch_or(Source::kFired, std::memory_order_acq_rel);
+    if (before & Source::kHeld) return false;
+    uint32_t marked = Source::kFired;
+    if (!source.turn_.compare_exchange_strong(marked, Source::kHeld, std::memory_order_acquire)) {
+      return false;
+    }
+  }
+  reactor_ = &reactor;
+  source_ = &source;
+  if (fired) {
+    source.armed_ = false;
+  } else if (source.armed_) {
+    reactor.disarm(source);
+  }
+  return true;
+}
+
+void Role::release() noexcept {
+  if (!source_) return;
+  Source& source = *std::exchange(source_, nullptr);
+  if (may_lease_ && release_on_lease(source)) return;
+  for (;;) {
+    source.turn_.fetch_and(~Source::kFired, std::memory_order_relaxed);
+    reactor_->arm(source);
+    const uint32_t before = source.turn_.exchange(0, std::memory_order_acq_rel);
+    if (!(before & Source::kFired)) return;
+    // Epoll fired between arm() and the exchange, and whoever got it went away: arm once more.
+    uint32_t free = 0;
+    if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
+      return;  // a new holder will arm it
+    }
+  }
+}
+
+bool Role::release_on_lease(Source& source) noexcept {
+  if (source.no_leases_.load(std::memory_order_relaxed) > 0) {
+    source.no_leases_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  if (source.follower_count_.load() > 0) return false;
+  source.uses_.fetch_add(1, std::memory_order_relaxed);
+  if (!source.leased_.load(std::memory_order_relaxed)) reactor_->lease(source);
+  const uint32_t before = source.turn_.exchange(0);
+  if (!(before & Source::kFired)) {
+    source.hand_over();  // to one that came after the look above, and did not get the turn
+    return true;
+  }
+  uint32_t free = 0;  // an event was lost on the way: arm, unless a new holder will
+  return !source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire);
+}
+
+bool Reactor::tasks_are_short() const noexcept {
+  return task_ns_.load(std::memory_order_relaxed) < kShortTaskNs;
+}
+
+// From now on end_leases() looks after the source.
+void Reactor::lease(Source& source) {
+  {
+    MutexLock lock(leases_mutex_);
+    if (source.leased_.exchange(true)) return;
+    source.uses_seen_ = source.uses_.load(std::memory_order_relaxed) - 1;
+    leases_.push_back(source.shared_from_this());
+  }
+  timers_.nudge(Clock::now() + kLease);
+}
+
+// Sources that are in use keep their lease; the others are read, and armed again.
+void Reactor::end_leases() {
+  std::vector<std::shared_ptr<Source>> unused;
+  bool some_left = false;
+  {
+    MutexLock lock(leases_mutex_);
+    std::erase_if(leases_, [&](const std::shared_ptr<Source>& source) {
+      const uint32_t uses = source->uses_.load(std::memory_order_relaxed);
+      const bool in_use = std::exchange(source->uses_seen_, uses) != uses;
+      if (!in_use) {
+        source->leased_.store(false);
+        unused.push_back(source);
+      }
+      return !in_use;
+    });
+    some_left = !leases_.empty();
+  }
+  if (some_left) timers_.nudge(Clock::now() + kLease);
+  for (const auto& source : unused) {
+    if (source->removed()) continue;
+    Role role;
+    if (!role.take(*this, *source, false)) continue;  // its holder arms it, or leases it anew
+    if (source->pump(role)) source->no_leases_.store(kLeaseBan);
+  }
+}
+
+void Source::follow(Sleeper& sleeper) {
+  MutexLock lock(followers_mutex_);
+  followers_.push_back(&sleeper);
+  follower_count_.store(static_cast<int>(followers_.size()));
+}
+
+void Source::unfollow(Sleeper& sleeper) {
+  MutexLock lock(followers_mutex_);
+  const auto mine = std::find(followers_.begin(), followers_.end(), &sleeper);
+  if (mine != followers_.end()) followers_.erase(mine);
+  follower_count_.store(static_cast<int>(followers_.size()));
+}
+
+void Source::hand_over() noexcept {
+  if (follower_count_.load() == 0) return;
+  MutexLock lock(followers_mutex_);
+  if (!followers_.empty()) followers_.front()->wake();
+}
+
+}  // namespace farspan::net

@@ -1,0 +1,265 @@
+// The rules under test: rpc/agent/README.md, over every transport.
+#include <farspan/rpc/agent/agent.h>
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "support/agents.h"
+
+namespace farspan::testing {
+namespace {
+
+using agent::Messenger;
+using agent::Request;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class AgentTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  AgentsOptions options(int count = 2) {
+    AgentsOptions options;
+    options.count = count;
+    options.transport = GetParam();
+    return options;
+  }
+  static void echo(Agents& agents, int rank) {
+    agents[rank].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [](Request request) {
+      const wire::InFrame frame = request.frame();
+      request.reply(frame.meta.span(), frame.segments);
+    });
+  }
+};
+
+TEST_P(AgentTest, AnswersWithTheBytesOfTheRequest) {
+  Agents agents(options());
+  echo(agents, 1);
+  for (const size_t size : {0ul, 1ul, 7ul, 8ul, 4096ul, 16384ul, 16385ul, 200'000ul, 40ul << 20}) {
+    Buffer segment = Buffer::allocate(size);
+    for (size_t i = 0; i < size; ++i) segment.data()[i] = static_cast<std::byte>(i * 7 + size);
+    const Buffer meta = words(3, size);
+    const wire::InFrame reply = agents.call_sync(0, 1, meta.span(), {segment, words(2, 9), segment});
+    ASSERT_EQ(reply.segments.size(), 3u);
+    EXPECT_EQ(word_at(reply.meta, 2), size);
+    EXPECT_EQ(word_at(reply.segments[1], 1), 9u);
+    for (const int index : {0, 2}) {
+      const Buffer& back = reply.segments[static_cast<size_t>(index)];
+      ASSERT_EQ(back.size(), size);
+      EXPECT_TRUE(size == 0 || std::memcmp(back.data(), segment.data(), size) == 0);
+    }
+  }
+}
+
+TEST_P(AgentTest, CallsItself) {
+  Agents agents(options(1));
+  echo(agents, 0);
+  EXPECT_EQ(word_at(agents.call_sync(0, 0, words(1, 5).span()).meta, 0), 5u);
+}
+
+TEST_P(AgentTest, KeepsTheCallsOfManyThreadsApart) {
+  Agents agents(options());
+  echo(agents, 1);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint64_t thread = 0; thread < 8; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (uint64_t i = 0; i < 500; ++i) {
+        const uint64_t value = thread << 32 | i;
+        wrong += word_at(agents.call_sync(0, 1, words(1, value).span()).meta, 0) != value;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_P(AgentTest, HoldsTenThousandCallsInFlight) {
+  Agents agents(options());
+  echo(agents, 1);
+  std::vector<Future<wire::InFrame>> futures;
+  for (uint64_t i = 0; i < 10'000; ++i) futures.push_back(agents.call(0, 1, words(1, i).span()));
+  for (uint64_t i = 0; i < 10'000; ++i) EXPECT_EQ(word_at(futures[i].wait().meta, 0), i);
+}
+
+TEST_P(AgentTest, LimitsTheBytesInFlight) {
+  AgentsOptions small = options();
+  small.max_in_flight_bytes = 1 << 20;
+  Agents agents(small);
+  echo(agents, 1);
+  std::vector<Future<wire::InFrame>> futures;
+  for (int i = 0; i < 64; ++i) {
+    futures.push_back(agents.call(0, 1, words(1, 1).span(), {Buffer::allocate(256 << 10)}));
+    // Expect: never more than the limit; a call beyond it waits for room.
+    EXPECT_LE(agents[0].counters().in_flight, 4);
+  }
+  for (auto& future : futures) future.wait();
+}
+
+TEST_P(AgentTest, BothSidesMayDialAtOnce) {
+  for (int round = 0; round < 20; ++round) {
+    Agents agents(options());
+    echo(agents, 0);
+    echo(agents, 1);
+    auto there = std::thread([&] { agents.call_sync(0, 1, words(1, 1).span()); });
+    agents.call_sync(1, 0, words(1, 2).span());
+    there.join();
+    // Expect: one line, whoever was first.
+    EXPECT_EQ(agents[0].counters().connections, 1);
+    EXPECT_EQ(agents[1].counters().connections, 1);
+  }
+}
+
+// word 0: calls left to make. Each passes the call on to the other worker and adds one.
+void ping_pong(Agents& agents, int rank) {
+  agents[rank].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&agents, rank](Request request) {
+    const uint64_t left = word_at(request.frame().meta, 0);
+    if (left == 0) return request.reply(words(1, 0).span());
+    try {
+      const auto reply = agents.call_sync(rank, 1 - rank, words(1, left - 1).span());
+      request.reply(words(1, word_at(reply.meta, 0) + 1).span());
+    } catch (const Error& e) {
+      request.fail(e);
+    }
+  });
+}
+
+TEST_P(AgentTest, NestsToDepthTwoHundred) {
+  Agents agents(options());
+  ping_pong(agents, 0);
+  ping_pong(agents, 1);
+  EXPECT_EQ(word_at(agents.call_sync(0, 1, words(1, 200).span()).meta, 0), 200u);
+}
+
+TEST_P(AgentTest, NestsToDepthTwentyFromSixtyFourAtOnce) {
+  AgentsOptions few = options();
+  few.max_threads = 64;  // 640 nested calls on each side: most run on their own chain's threads
+  Agents agents(few);
+  ping_pong(agents, 0);
+  ping_pong(agents, 1);
+  std::vector<Future<wire::InFrame>> futures;
+  int answered = 0;
+  for (int i = 0; i < 64; ++i) futures.push_back(agents.call(0, 1, words(1, 20).span()));
+  for (auto& future : futures) {
+    future.wait_for(seconds(30));
+    ASSERT_TRUE(future.ready()) << "deadlock";
+    // Expect: answered, or turned away by name; never stuck.
+    if (future.has_error()) {
+      EXPECT_EQ(future.error().code(), Code::kOverloaded) << future.error().what();
+    } else {
+      ++answered;
+    }
+  }
+  EXPECT_GT(answered, 0);
+}
+
+TEST_P(AgentTest, KeepsFewThreadsWhenIdleAgain) {
+  Agents agents(options());
+  ping_pong(agents, 0);
+  ping_pong(agents, 1);
+  agents.call_sync(0, 1, words(1, 60).span());
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (agents[0].counters().threads > 4 && !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(20));  // until the spare threads have retired
+  }
+  EXPECT_LE(agents[0].counters().threads, 4);
+}
+
+TEST_P(AgentTest, ACallEndsAtItsDeadline) {
+  Agents agents(options());
+  std::atomic<bool> go{false};
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    while (!go) std::this_thread::yield();
+    request.reply({});
+  });
+  for (const int ms : {1, 20, 5}) {
+    const TimePoint begun = Clock::now();
+    auto future = agents.call(0, 1, words(1, 1).span(), {}, Deadline::after(milliseconds(ms)));
+    ASSERT_TRUE(future.wait_for(seconds(5)));
+    EXPECT_EQ(future.error().code(), Code::kTimeout);
+    EXPECT_GE(Clock::now() - begun, milliseconds(ms));
+    EXPECT_LT(Clock::now() - begun, seconds(2));
+  }
+  go = true;
+}
+
+TEST_P(AgentTest, ARequestThatExpiredInTheQueueIsNotRun) {
+  AgentsOptions one = options();
+  one.threads = 1;
+  Agents agents(one);
+  std::atomic<bool> go{false};
+  std::atomic<int> runs{0};
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    ++runs;
+    while (!go) std::this_thread::yield();
+    request.reply({});
+  });
+  auto first = agents.call(0, 1, words(1, 1).span());
+  while (runs == 0) std::this_thread::yield();
+  auto second = agents.call(0, 1, words(1, 1).span(), {}, Deadline::after(milliseconds(10)));
+  ASSERT_TRUE(second.wait_for(seconds(5)));
+  std::this_thread::sleep_for(milliseconds(30));  // what was left of 10 ms has passed there, too
+  go = true;
+  first.wait();
+  agents.call(0, 1, words(1, 1).span()).wait();  // behind the expired one in the queue
+  EXPECT_EQ(runs, 2);
+}
+
+TEST_P(AgentTest, ADroppedRequestIsAnswered) {
+  Agents agents(options());
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [](Request) {});
+  auto future = agents.call(0, 1, words(1, 1).span());
+  ASSERT_TRUE(future.wait_for(seconds(5)));
+  EXPECT_EQ(future.error().code(), Code::kCancelled);
+}
+
+TEST_P(AgentTest, AKindThatNobodyHandlesIsRefused) {
+  Agents agents(options());
+  auto future = agents.call(0, 1, words(1, 1).span());
+  ASSERT_TRUE(future.wait_for(seconds(5)));
+  EXPECT_EQ(future.error().code(), Code::kNotRegistered);
+}
+
+TEST_P(AgentTest, CallsToAWorkerThatStopsFailAtOnce) {
+  Agents agents(options());
+  std::atomic<bool> go{false};
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    while (!go) std::this_thread::yield();
+    request.reply({});
+  });
+  auto future = agents.call(0, 1, words(1, 1).span());
+  std::thread stopping([&] { agents[1].stop(); });
+  ASSERT_TRUE(future.wait_for(seconds(10)));
+  EXPECT_EQ(future.error().code(), Code::kDisconnected) << future.error().what();
+  go = true;
+  stopping.join();
+  // Expect: a later call says that nobody is there.
+  auto later = agents.call(0, 1, words(1, 1).span());
+  ASSERT_TRUE(later.wait_for(seconds(10)));
+  EXPECT_TRUE(later.has_error());
+}
+
+TEST_P(AgentTest, StopsWhileCallsAreUnderWay) {
+  for (int round = 0; round < 10; ++round) {
+    Agents agents(options());
+    echo(agents, 0);
+    echo(agents, 1);
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (;;) {
+          auto future = agents.call(thread % 2, 1 - thread % 2, words(1, 1).span());
+          if (!future.wait_for(seconds(20)) || future.has_error()) return;
+        }
+      });
+    }
+    agents.call_sync(0, 1, words(1, 1).span());
+    agents[round % 2].stop();
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, AgentTest, ::testing::Values("unix", "tcp", "loopback"),
+                         [](const auto& transport) { return std::string(transport.param); });
+
+}  // namespace
+}  // namespace farspan::testing
