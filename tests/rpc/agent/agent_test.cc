@@ -221,12 +221,14 @@ TEST_P(AgentTest, AKindThatNobodyHandlesIsRefused) {
 
 TEST_P(AgentTest, CallsToAWorkerThatStopsFailAtOnce) {
   Agents agents(options());
-  std::atomic<bool> go{false};
+  std::atomic<bool> go{false}, begun{false};
   agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    begun = true;
     while (!go) std::this_thread::yield();
     request.reply({});
   });
   auto future = agents.call(0, 1, words(1, 1).span());
+  while (!begun) std::this_thread::yield();
   std::thread stopping([&] { agents[1].stop(); });
   ASSERT_TRUE(future.wait_for(seconds(10)));
   EXPECT_EQ(future.error().code(), Code::kDisconnected) << future.error().what();
