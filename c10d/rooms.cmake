@@ -9,7 +9,6 @@ file(MAKE_DIRECTORY ${FARSPAN_INCLUDE}/farspan ${FARSPAN_GENERATED})
 foreach(top c10d rpc rref autograd optim)
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${top} ${FARSPAN_INCLUDE}/farspan/${top} SYMBOLIC)
 endforeach()
-file(CREATE_LINK ${PROJECT_SOURCE_DIR}/rpc/init/farspan.h ${FARSPAN_INCLUDE}/farspan/farspan.h SYMBOLIC)
 
 # How this project's own targets are compiled and linked; users' targets see none of it.
 add_library(farspan_build INTERFACE)
@@ -92,8 +91,9 @@ function(farspan_library room)
       target_precompile_headers(${target} REUSE_FROM farspan_torch_headers)
     endif()
   endif()
-  if(FARSPAN_INSTALL AND NOT folder MATCHES "^(tests|examples)")
-    install(TARGETS ${target} EXPORT farspanTargets FILE_SET HEADERS)
+  if(NOT folder MATCHES "^(tests|examples)")
+    set_property(GLOBAL APPEND PROPERTY FARSPAN_LIBRARIES ${target})  # these are installed
+    set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   endif()
 endfunction()
 
@@ -116,9 +116,6 @@ function(farspan_capnp room)
     PUBLIC FILE_SET schemas TYPE HEADERS BASE_DIRS ${FARSPAN_GENERATED} FILES ${headers})
   target_include_directories(farspan_${name} SYSTEM PUBLIC $<BUILD_INTERFACE:${FARSPAN_GENERATED}>)
   target_link_libraries(farspan_${name} PUBLIC CapnProto::capnp)
-  if(FARSPAN_INSTALL AND NOT folder MATCHES "^(tests|examples)")
-    install(TARGETS farspan_${name} EXPORT farspanSchemas FILE_SET schemas)
-  endif()
 endfunction()
 
 # farspan_program(<name> [TORCH] SOURCES .. [DEPENDS ..]): an executable, for examples and benchmarks.
