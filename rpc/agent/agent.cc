@@ -233,6 +233,20 @@ void Agent::on_worker_lost(OnLost callback) {
   on_lost_.push_back(std::move(callback));
 }
 
+void Agent::on_late_reply(OnLateReply callback) {
+  MutexLock lock(mutex_);
+  on_late_reply_ = std::move(callback);
+}
+
+void Agent::on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) {
+  OnLateReply callback;
+  {
+    MutexLock lock(mutex_);
+    callback = on_late_reply_;
+  }
+  if (callback) callback(connection->peer().rank, std::move(frame));
+}
+
 std::vector<wire::FunctionRecord> Agent::functions_of(int rank) const {
   if (rank == options_.self.rank) return options_.functions;
   std::shared_ptr<Connection> line;

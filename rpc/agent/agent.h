@@ -71,6 +71,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   bool cancel(TimerId timer) override;
   void run(std::function<void()> task) override;
   void on_worker_lost(OnLost callback) override;
+  void on_late_reply(OnLateReply callback) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
   MessengerCounters counters() const override;
 
@@ -110,6 +111,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void dial_again(int rank, const std::shared_ptr<Connection>& line);
 
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
+  void on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;
 
   const AgentOptions options_;
@@ -130,6 +132,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::vector<Peer> peers_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Greeting>> greetings_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<OnLost> on_lost_ FARSPAN_GUARDED_BY(mutex_);
+  OnLateReply on_late_reply_ FARSPAN_GUARDED_BY(mutex_);
 };
 
 }  // namespace farspan::agent

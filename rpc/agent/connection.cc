@@ -176,7 +176,11 @@ void Connection::deliver(std::vector<wire::InFrame>& frames) {
   for (wire::InFrame& frame : frames) {
     if (frame.is_reply()) {
       PendingCalls::Taken taken = pending_.take(frame.header.request_id);
-      finish(std::move(taken), &frame, nullptr);
+      if (taken.handler) {
+        finish(std::move(taken), &frame, nullptr);
+      } else {
+        owner_.on_late_reply(self(), std::move(frame));
+      }
     } else {
       owner_.on_request(self(), std::move(frame));
     }

@@ -27,6 +27,9 @@ class Connection;
 class ConnectionOwner {
  public:
   virtual void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) = 0;
+  // An answer to a call that has expired.
+  virtual void on_late_reply(const std::shared_ptr<Connection>& connection,
+                             wire::InFrame&& frame) = 0;
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
 
  protected:

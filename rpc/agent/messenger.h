@@ -136,6 +136,11 @@ class Messenger {
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;
 
+  // Given the answers that nobody waits for any more: the call had expired. What they carry (remote
+  // references, say) may have to be let go. From any thread, must not block.
+  using OnLateReply = std::function<void(int from, wire::InFrame&& reply)>;
+  virtual void on_late_reply(OnLateReply callback) = 0;
+
   // The functions that a worker said it has; empty before the first contact.
   virtual std::vector<wire::FunctionRecord> functions_of(int rank) const = 0;
 
