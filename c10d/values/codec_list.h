@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <farspan/c10d/values/codec.h>
+#include <farspan/c10d/values/codec_simple.h>
 
 namespace farspan {
 namespace detail {

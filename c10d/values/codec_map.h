@@ -6,7 +6,6 @@
 #include <map>
 #include <unordered_map>
 
-#include <farspan/c10d/values/codec.h>
 #include <farspan/c10d/values/codec_list.h>
 
 namespace farspan {

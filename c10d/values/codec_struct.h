@@ -15,19 +15,17 @@
 #include <tuple>
 #include <typeinfo>
 
-#include <farspan/c10d/values/codec.h>
 #include <farspan/c10d/values/codec_list.h>
 #include <farspan/c10d/values/for_each.h>
 
 #define FARSPAN_STRUCT(Type, ...)                                                            \
   [[maybe_unused]] inline constexpr auto farspan_fields(::farspan::detail::FieldsOf<Type>) { \
-    using FarspanStruct = Type;                                                              \
-    return std::tuple(FARSPAN_FOR_EACH(FARSPAN_STRUCT_FIELD, , __VA_ARGS__));                \
+    return std::tuple(FARSPAN_FOR_EACH(FARSPAN_STRUCT_FIELD, Type, __VA_ARGS__));            \
   }                                                                                          \
   static_assert(std::is_default_constructible_v<Type>, #Type " needs a default constructor")
 
-#define FARSPAN_STRUCT_FIELD(unused, field) \
-  ::farspan::detail::Field { #field, &FarspanStruct::field }
+#define FARSPAN_STRUCT_FIELD(Type, field) \
+  ::farspan::detail::Field { #field, &Type::field }
 
 namespace farspan {
 namespace detail {

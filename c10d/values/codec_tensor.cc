@@ -5,6 +5,7 @@
 #include <array>
 #include <complex>
 
+#include <farspan/c10d/values/codec_list.h>
 #include <farspan/c10d/values/dtype.h>
 
 namespace farspan {

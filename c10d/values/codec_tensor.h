@@ -8,7 +8,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Scalar.h>
 
-#include <farspan/c10d/values/codec.h>
+#include <farspan/c10d/values/codec_simple.h>
 
 namespace farspan {
 

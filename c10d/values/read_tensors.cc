@@ -6,6 +6,7 @@
 #include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
 #include <ATen/ops/_validate_sparse_coo_tensor_args.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -142,6 +143,7 @@ class TensorReader {
         .context(new Buffer(segment), [](void* buffer) { delete static_cast<Buffer*>(buffer); })
         .options(at::TensorOptions(dtype))
         .target_device(at::kCPU)
+        .allocator(c10::GetCPUAllocator())
         .resizeable_storage()
         .make_tensor();
   }
@@ -161,8 +163,12 @@ class TensorReader {
     if (dtype_from_wire(desc.getDtype()) != made.back().scalar_type()) {
       corrupt("values of another dtype than its own");
     }
-    if (layout == Layout::SPARSE_COO) return make_coo(made, shape, desc.getCoalesced());
-    return make_compressed(made, shape, layout);
+    try {
+      if (layout == Layout::SPARSE_COO) return make_coo(made, shape, desc.getCoalesced());
+      return make_compressed(made, shape, layout);
+    } catch (const c10::Error& failure) {
+      corrupt(std::string("sparse parts that do not fit: ") + failure.what_without_backtrace());
+    }
   }
 
   // LibTorch itself checks that the indices fit the sizes; c10::Error when they do not.
@@ -201,7 +207,8 @@ TensorList read_tensors(schema::Payload::Reader payload, std::span<const Buffer>
       return tensors;
     });
   } catch (const c10::Error& failure) {
-    corrupt(std::string("parts that do not fit: ") + failure.what_without_backtrace());
+    // All sizes were checked, so there is no memory for what was received.
+    throw Error(Code::kOverloaded, failure.what_without_backtrace()).operation("read a tensor");
   }
 }
 
