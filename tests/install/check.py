@@ -1,0 +1,54 @@
+"""Installs the build tree into a temporary folder, moves it, and builds and runs a user of it there.
+
+Also: whatever an installed header or an example includes of farspan must be installed.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+INCLUDE = re.compile(r"^\s*#\s*include\s+<(farspan/[^>]+)>", re.MULTILINE)
+
+
+def run(*command):
+    print("+", *command, flush=True)
+    subprocess.run([str(word) for word in command], check=True)
+
+
+def missing_headers(installed, readers):
+    for reader in readers:
+        for target in INCLUDE.findall(reader.read_text()):
+            if not (installed / "include" / target).exists():
+                yield f"{reader} includes {target}, which is not installed (list it as PUBLIC)"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cmake", required=True)
+    parser.add_argument("--build", required=True, type=pathlib.Path)
+    parser.add_argument("--source", required=True, type=pathlib.Path)
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--libtorch", required=True)
+    ask = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        installed = pathlib.Path(folder) / "moved"
+        run(ask.cmake, "--install", ask.build, "--prefix", f"{folder}/first")
+        pathlib.Path(folder, "first").rename(installed)
+        readers = [*installed.rglob("*.h"), *ask.source.glob("examples/**/*.h"),
+                   *ask.source.glob("examples/**/*.cc")]
+        complaints = list(missing_headers(installed, readers))
+        if complaints:
+            sys.exit("\n".join(complaints))
+        run(ask.cmake, "-G", "Ninja", "-S", ask.source / "tests/install/consumer",
+            "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={installed}",
+            f"-DCMAKE_CXX_COMPILER={ask.compiler}", f"-DLIBTORCH_ROOT={ask.libtorch}",
+            "-DCMAKE_BUILD_TYPE=Release")
+        run(ask.cmake, "--build", f"{folder}/build")
+        run(f"{folder}/build/consumer")
+
+
+if __name__ == "__main__":
+    main()
