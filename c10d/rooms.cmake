@@ -103,6 +103,7 @@ function(farspan_capnp room)
   string(REPLACE "/" "_" name ${room})
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
   set(CAPNPC_SRC_PREFIX ${PROJECT_SOURCE_DIR})
+  set(CAPNPC_IMPORT_DIRS ${FARSPAN_INCLUDE})  # import "/farspan/c10d/values/value.capnp"
   set(CAPNPC_OUTPUT_DIR ${FARSPAN_GENERATED}/farspan)
   file(MAKE_DIRECTORY ${CAPNPC_OUTPUT_DIR}/${folder})
   capnp_generate_cpp(sources headers ${ARGN})
