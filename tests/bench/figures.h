@@ -1,0 +1,76 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Figures: how every benchmark program here takes times and prints what it found.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+// Microseconds since it was made.
+class Stopwatch {
+ public:
+  double microseconds() const {
+    return std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start_ = Clock::now();
+};
+
+// How long `work()` takes, in microseconds, `times` times.
+template <class Work>
+std::vector<double> times_of(size_t times, const Work& work) {
+  std::vector<double> taken;
+  taken.reserve(times);
+  for (size_t i = 0; i < times; ++i) {
+    const Stopwatch stopwatch;
+    work();
+    taken.push_back(stopwatch.microseconds());
+  }
+  return taken;
+}
+
+// The value that a `share` of the others, 0 to 1, is not above. `values` is not empty.
+inline double percentile(std::vector<double> values, double share) {
+  const auto last = static_cast<double>(values.size() - 1);
+  const auto at = values.begin() + static_cast<ptrdiff_t>(std::ceil(share * last));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+inline double median(const std::vector<double>& values) { return percentile(values, 0.5); }
+
+// One line of JSON on standard output. The names of the cases are fixed: tests/bench/README.md.
+inline void report(const std::string& name, double value, const char* unit) {
+  std::printf("{\"case\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"}\n", name.c_str(), value, unit);
+  std::fflush(stdout);
+}
+
+struct TensorSize {
+  const char* name;
+  size_t bytes;
+  size_t calls;  // that are timed
+};
+inline constexpr std::array<TensorSize, 6> kTensorSizes{{{"4 KiB", 4UL << 10, 2000},
+                                                         {"64 KiB", 64UL << 10, 2000},
+                                                         {"1 MiB", 1UL << 20, 500},
+                                                         {"16 MiB", 16UL << 20, 60},
+                                                         {"64 MiB", 64UL << 20, 20},
+                                                         {"256 MiB", 256UL << 20, 8}}};
+
+// "tensor 4 KiB unix" in gigabytes (10^9 bytes) per second, from the median time of a call.
+inline void report_tensor(const TensorSize& size, const std::string& transport,
+                          const std::vector<double>& microseconds) {
+  report("tensor " + std::string(size.name) + " " + transport,
+         static_cast<double>(size.bytes) / median(microseconds) / 1e3, "GB/s");
+}
+
+}  // namespace bench

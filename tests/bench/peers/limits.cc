@@ -1,0 +1,315 @@
+// What the machine itself allows: the same bytes without any framework.
+//
+//   limits --transport unix|tcp   the limits of the fixed cases, as lines of JSON
+//   limits --machine              further figures that explain them
+//
+// small call   64 bytes there and back, both sides polling; nobody sleeps or is woken
+// tensor       the bytes there and 64 bytes back through the socket, polling or sleeping; on one
+//              host also a small call and one process_vm_readv of the bytes, by one thread or by
+//              two; the best of all counts
+#include <arpa/inet.h>
+#include <linux/futex.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "bench/figures.h"
+
+namespace bench {
+namespace {
+
+constexpr size_t kSmall = 64;
+constexpr size_t kSmallCalls = 20'000;
+
+// Every limit needs these calls to work: there is nothing to measure without them.
+void require(bool done, const char* what) {
+  if (done) return;
+  std::perror(what);
+  std::exit(1);
+}
+
+// Memory of its own, with every page touched.
+class Block {
+ public:
+  explicit Block(size_t size, bool touched = true) : size_(size) {
+    void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(at != MAP_FAILED, "mmap");
+    data_ = static_cast<char*>(at);
+    if (touched) std::memset(data_, 1, size);
+  }
+  ~Block() { munmap(data_, size_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  char* data_;
+  size_t size_;
+};
+
+// A child process that runs `work` and ends; killed with this object or with its parent.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& work) : pid_(fork()) {
+    require(pid_ >= 0, "fork");
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    work();
+    _exit(0);
+  }
+  ~Child() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  pid_t pid() const { return pid_; }
+
+ private:
+  const pid_t pid_;
+};
+
+// Two connected stream sockets: unix, or TCP over loopback.
+class SocketPair {
+ public:
+  explicit SocketPair(std::string_view transport) {
+    transport == "unix" ? open_unix() : open_tcp();
+  }
+  ~SocketPair() { close(here), close(there); }
+  SocketPair(const SocketPair&) = delete;
+  SocketPair& operator=(const SocketPair&) = delete;
+  int here = -1, there = -1;
+
+ private:
+  void open_unix() {
+    std::array<int, 2> ends{};
+    require(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0, "socketpair");
+    here = ends[0], there = ends[1];
+  }
+  void open_tcp() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* at = reinterpret_cast<sockaddr*>(&address);
+    socklen_t size = sizeof address;
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    require(bind(listener, at, size) == 0 && listen(listener, 1) == 0, "listen");
+    require(getsockname(listener, at, &size) == 0, "getsockname");
+    here = socket(AF_INET, SOCK_STREAM, 0);
+    require(connect(here, at, size) == 0, "connect");
+    there = accept(listener, nullptr, nullptr);
+    require(there >= 0, "accept");
+    close(listener);
+    const int on = 1;
+    for (const int end : {here, there}) {
+      setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    }
+  }
+};
+
+enum class Waiting { kPolling, kSleeping };
+
+// All of `size` bytes; false at the end of the stream.
+bool receive(int socket, char* to, size_t size, Waiting waiting) {
+  const int flags = waiting == Waiting::kPolling ? MSG_DONTWAIT : 0;
+  while (size > 0) {
+    const ssize_t got = recv(socket, to, size, flags);
+    if (got == 0 || (got < 0 && errno != EAGAIN)) return false;
+    if (got > 0) to += got, size -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+void send_all(int socket, const char* from, size_t size) {
+  while (size > 0) {
+    const ssize_t sent = send(socket, from, size, MSG_NOSIGNAL);
+    require(sent > 0, "send");
+    from += sent, size -= static_cast<size_t>(sent);
+  }
+}
+
+// Microseconds for `size` bytes to another process and `kSmall` bytes back.
+std::vector<double> exchange(std::string_view transport, size_t size, size_t calls,
+                             Waiting waiting) {
+  const SocketPair pair(transport);
+  const Child echo([&] {
+    const Block block(size);
+    while (receive(pair.there, block.data(), size, waiting)) {
+      send_all(pair.there, block.data(), kSmall);
+    }
+  });
+  const Block block(size);
+  const auto call = [&] {
+    send_all(pair.here, block.data(), size);
+    require(receive(pair.here, block.data(), kSmall, waiting), "receive");
+  };
+  times_of(std::max<size_t>(calls / 10, 2), call);
+  return times_of(calls, call);
+}
+
+// Microseconds for process_vm_readv of `size` warm bytes by `readers` threads (1 or 2), which
+// share the work in chunks.
+std::vector<double> read_other_process(size_t size, size_t calls, int readers, size_t chunk) {
+  const Block source(size), target(size);
+  const Child child([] { pause(); });
+  std::atomic<size_t> next{0};
+  std::atomic<size_t> turn{0}, helped{0};
+  const auto pull = [&] {
+    for (;;) {
+      const size_t at = next.fetch_add(chunk);
+      if (at >= size) return;
+      const size_t bytes = std::min(chunk, size - at);
+      iovec to{target.data() + at, bytes}, from{source.data() + at, bytes};
+      require(process_vm_readv(child.pid(), &to, 1, &from, 1, 0) == static_cast<ssize_t>(bytes),
+              "process_vm_readv");
+    }
+  };
+  std::thread helper;
+  constexpr size_t kStop = ~size_t{0};
+  if (readers == 2) {
+    helper = std::thread([&] {  // polls for its turn
+      for (size_t seen = 0;;) {
+        const size_t now = turn.load(std::memory_order_acquire);
+        if (now == kStop) return;
+        if (now == seen) continue;
+        seen = now;
+        pull();
+        helped.store(seen, std::memory_order_release);
+      }
+    });
+  }
+  size_t call_number = 0;
+  const auto call = [&] {
+    next = 0;
+    turn.store(++call_number, std::memory_order_release);
+    pull();
+    while (readers == 2 && helped.load(std::memory_order_acquire) != call_number) {
+    }
+  };
+  times_of(2, call);
+  auto times = times_of(calls, call);
+  turn = kStop;
+  if (helper.joinable()) helper.join();
+  return times;
+}
+
+std::vector<double> faster(std::vector<double> a, std::vector<double> b) {
+  return median(b) < median(a) ? std::move(b) : std::move(a);
+}
+
+void report_limits(const std::string& transport) {
+  const auto small = exchange(transport, kSmall, kSmallCalls, Waiting::kPolling);
+  const double small_call = median(small);
+  report("small call p50 " + transport, small_call, "us");
+  if (transport == "unix") report("small call p99 unix", percentile(small, 0.99), "us");
+
+  for (const TensorSize& size : kTensorSizes) {
+    auto best = faster(exchange(transport, size.bytes, size.calls, Waiting::kPolling),
+                       exchange(transport, size.bytes, size.calls, Waiting::kSleeping));
+    if (transport == "unix") {
+      const auto with_call = [&](std::vector<double> times) {
+        for (double& time : times) time += small_call;
+        return times;
+      };
+      best = faster(best, with_call(read_other_process(size.bytes, size.calls, 1, size.bytes)));
+      for (const size_t chunk : {256UL << 10, 4UL << 20}) {
+        if (chunk >= size.bytes) continue;
+        best = faster(best, with_call(read_other_process(size.bytes, size.calls, 2, chunk)));
+      }
+    }
+    report_tensor(size, transport, best);
+  }
+}
+
+long futex(std::atomic<int>& word, int operation, int value) {
+  return syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
+}
+
+// Microseconds for a word in shared memory to change there and back.
+std::vector<double> shared_word(Waiting waiting) {
+  const bool sleeping = waiting == Waiting::kSleeping;
+  void* at = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  require(at != MAP_FAILED, "mmap");
+  auto* words = static_cast<std::atomic<int>*>(at);
+  std::atomic<int>&ping = words[0], &pong = words[16];  // each in a cache line of its own
+  const auto set = [&](std::atomic<int>& word, int value) {
+    word = value;
+    if (sleeping) futex(word, FUTEX_WAKE, 1);
+  };
+  const auto await = [&](std::atomic<int>& word, int value) {
+    while (word != value) {
+      if (sleeping) futex(word, FUTEX_WAIT, value - 1);
+    }
+  };
+  std::vector<double> times;
+  {
+    const Child child([&] {
+      for (int i = 1;; ++i) await(ping, i), set(pong, i);
+    });
+    int i = 0;
+    times = times_of(kSmallCalls, [&] { set(ping, ++i), await(pong, i); });
+  }
+  munmap(at, 4096);
+  return times;
+}
+
+void report_machine() {
+  for (const char* transport : {"unix", "tcp"}) {
+    report(std::string(transport) + " socket 64 B there and back, sleeping",
+           median(exchange(transport, kSmall, kSmallCalls, Waiting::kSleeping)), "us");
+  }
+  report("shared memory there and back, sleeping", median(shared_word(Waiting::kSleeping)), "us");
+  report("shared memory there and back, polling", median(shared_word(Waiting::kPolling)), "us");
+
+  constexpr size_t kSize = 64UL << 20, kCalls = 20;
+  const auto speed = [](double microseconds) { return double(kSize) / microseconds / 1e3; };
+  const Block source(kSize), target(kSize);
+  report("memcpy 64 MiB into touched memory",
+         speed(median(times_of(kCalls, [&] { std::memcpy(target.data(), source.data(), kSize); }))),
+         "GB/s");
+  std::vector<double> fresh;
+  for (size_t i = 0; i < kCalls; ++i) {
+    const Block untouched(kSize, false);
+    fresh.push_back(
+        times_of(1, [&] { std::memcpy(untouched.data(), source.data(), kSize); }).front());
+  }
+  report("memcpy 64 MiB into fresh memory", speed(median(fresh)), "GB/s");
+  report("process_vm_readv 64 MiB, one thread",
+         speed(median(read_other_process(kSize, kCalls, 1, kSize))), "GB/s");
+  report("process_vm_readv 64 MiB, two threads",
+         speed(median(read_other_process(kSize, kCalls, 2, 4UL << 20))), "GB/s");
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int argc, char** argv) {
+  const std::string_view what = argc > 1 ? argv[1] : "", which = argc > 2 ? argv[2] : "";
+  if (what == "--machine") {
+    bench::report_machine();
+  } else if (what == "--transport" && (which == "unix" || which == "tcp")) {
+    bench::report_limits(std::string(which));
+  } else {
+    std::fprintf(stderr, "usage: limits --transport unix|tcp, or limits --machine\n");
+    return 2;
+  }
+}

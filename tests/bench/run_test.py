@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Tests tests/bench/run with programs that only pretend to measure."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import textwrap
+import time
+import unittest
+
+RUN = pathlib.Path(__file__).with_name("run")
+SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
+CASES = {
+    transport: [
+        f"small call p50 {transport}",
+        *(["small call p99 unix"] if transport == "unix" else []),
+        *(["calls per second 128 in flight unix"] if transport == "unix" else []),
+        *(f"tensor {size} {transport}" for size in SIZES),
+    ]
+    for transport in ("unix", "tcp")
+}
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that nobody has waited for yet does nothing any more.
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def until(condition, seconds=10):
+    """Waits for a condition that another process makes true; the time is a limit only."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class RunTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.programs = self.folder / "build" / "tests" / "bench"
+        self.programs.mkdir(parents=True)
+        self.out = self.folder / "results.json"
+        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("limits", 5)):
+            self.fake(name, f"figures({value})")
+
+    def fake(self, name, body):
+        """A program; in `body`, figures(v) prints v for all cases of the asked transport."""
+        source = textwrap.dedent(
+            f"""\
+            #!/usr/bin/env python3
+            import json, os, pathlib, sys, time
+            here = pathlib.Path(__file__).parent
+            transport = sys.argv[2]
+            def figures(value, without=()):
+                for case in {CASES!r}[transport]:
+                    if case not in without:
+                        print(json.dumps({{"case": case, "value": value, "unit": "us"}}), flush=True)
+            def sleep_with_a_child():
+                child = os.fork()
+                if child:
+                    (here / "pids").write_text(f"{{os.getpid()}} {{child}} ")
+                time.sleep(600)
+            """
+        )
+        (self.programs / name).write_text(source + body + "\n")
+        (self.programs / name).chmod(0o755)
+
+    def command(self, *options):
+        return [RUN, "rpc", "--build", self.folder / "build", "--out", self.out, *options]
+
+    def bench(self, *options):
+        return subprocess.run(self.command(*options), capture_output=True, text=True, timeout=60)
+
+    def rows(self):
+        return {(row["case"], row["peer"]): row for row in json.loads(self.out.read_text())}
+
+    def test_a_ratio_above_one_means_ours_is_better(self):
+        self.assertEqual(self.bench("--rounds", "1").returncode, 0)
+        rows = self.rows()
+        # Less is better for microseconds, more for the others.
+        self.assertEqual(rows["small call p50 unix", "pytorch"]["ratio"], 4)
+        self.assertEqual(rows["small call p50 unix", "limit"]["ratio"], 0.5)
+        self.assertEqual(rows["calls per second 128 in flight unix", "pytorch"]["ratio"], 0.25)
+        self.assertEqual(rows["tensor 64 MiB tcp", "limit"]["ratio"], 2)
+
+    def test_every_row_has_the_same_keys_and_every_case_a_row(self):
+        self.bench("--rounds", "1")
+        rows = json.loads(self.out.read_text())
+        for row in rows:
+            self.assertEqual(
+                list(row), ["area", "case", "unit", "ours", "peer", "theirs", "ratio"]
+            )
+            self.assertEqual(row["area"], "rpc")
+        wanted = {(case, peer) for cases in CASES.values() for case in cases
+                  for peer in ("pytorch", "limit")}
+        wanted.discard(("calls per second 128 in flight unix", "limit"))  # has no limit
+        self.assertEqual({(row["case"], row["peer"]) for row in rows}, wanted)
+
+    def test_a_figure_is_the_median_of_its_rounds(self):
+        self.fake(
+            "rpc_bench",
+            "count = here / transport; n = int(count.read_text()) if count.exists() else 0\n"
+            "count.write_text(str(n + 1)); figures([7, 1000, 8][n])",
+        )
+        self.assertEqual(self.bench("--rounds", "3").returncode, 0)
+        self.assertEqual(self.rows()["small call p50 unix", "limit"]["ours"], 8)
+
+    def test_the_programs_take_turns(self):
+        for name in ("rpc_bench", "pytorch_rpc", "limits"):
+            self.fake(name, f"(here / 'order').open('a').write('{name} ' + transport + '\\n')\n"
+                            "figures(1)")
+        self.bench("--rounds", "2")
+        order = (self.programs / "order").read_text().splitlines()
+        one_round = [f"{name} {transport}" for transport in ("unix", "tcp")
+                     for name in ("rpc_bench", "pytorch_rpc", "limits")]
+        self.assertEqual(order, one_round * 2)
+
+    def test_the_table_shows_every_case_and_which_goals_are_met(self):
+        table = self.bench("--rounds", "1").stdout
+        for cases in CASES.values():
+            for case in cases:
+                self.assertIn(f"\n{case} ", table)
+        self.assertRegex(table, r"small call p50 unix +us +10 +40 +4.00 +5 +0.50 +>= 4 +met\n")
+        self.assertRegex(table, r"calls per second .* +>= 10 +MISSED\n")
+
+    def test_a_missed_goal_is_a_failure_only_when_asked(self):
+        self.assertEqual(self.bench("--rounds", "1").returncode, 0)
+        checked = self.bench("--rounds", "1", "--check")
+        self.assertEqual(checked.returncode, 1)
+        self.assertIn("calls per second 128 in flight unix: 0.25 times PyTorch", checked.stderr)
+
+    def test_a_program_without_a_case_is_named(self):
+        self.fake("rpc_bench", "figures(1, without=['tensor 1 MiB tcp'])")
+        done = self.bench("--rounds", "1")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("ours: no figure for 'tensor 1 MiB tcp'", done.stderr)
+        self.assertIn(("tensor 4 KiB tcp", "limit"), self.rows())
+
+    def test_a_program_that_fails_is_named_with_what_it_said(self):
+        self.fake("pytorch_rpc", "print('no such device', file=sys.stderr); sys.exit(3)")
+        done = self.bench("--rounds", "1")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("pytorch_rpc --transport unix: it ended with 3: no such device", done.stderr)
+        self.assertIn(("small call p50 unix", "limit"), self.rows())
+
+    def test_what_is_no_figure_is_an_error(self):
+        for line in ("hello", "[1]", '{"case": "x"}', '{"case": "x", "value": "y"}'):
+            self.fake("limits", f"print({line!r})")
+            done = self.bench("--rounds", "1")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("it printed what is no figure: " + line, done.stderr)
+
+    def test_without_our_own_program_there_is_nothing_to_compare(self):
+        (self.programs / "rpc_bench").unlink()
+        done = self.bench()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("rpc_bench; build it first", done.stderr)
+
+    def test_a_peer_that_was_not_built_is_left_out(self):
+        (self.programs / "pytorch_rpc").unlink()
+        done = self.bench("--rounds", "1")
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual({peer for _, peer in self.rows()}, {"limit"})
+
+    def test_an_unknown_area_is_named(self):
+        done = subprocess.run([RUN, "rcp"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no area 'rcp', only rpc", done.stderr)
+
+    def pids(self):
+        file = self.programs / "pids"
+        self.assertTrue(until(lambda: file.exists() and file.read_text().endswith(" ")))
+        return [int(pid) for pid in file.read_text().split()]
+
+    def test_a_program_that_hangs_is_ended_with_its_children(self):
+        self.fake("rpc_bench", "sleep_with_a_child()")
+        done = self.bench("--rounds", "1", "--timeout", "2")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("it ran for more than 2.0 s", done.stderr)
+        for pid in self.pids():
+            self.assertTrue(until(lambda: not alive(pid)))
+
+    def test_a_child_that_outlives_its_program_is_ended(self):
+        self.fake("rpc_bench", "figures(1)\nif os.fork() == 0:\n"
+                               "    os.close(1), os.close(2), sleep_with_a_child()")
+        self.assertEqual(self.bench("--rounds", "1").returncode, 0)
+        for pid in self.pids():
+            self.assertTrue(until(lambda: not alive(pid)))
+
+    def test_interrupts_end_everything(self):
+        for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(stop=stop):
+                (self.programs / "pids").unlink(missing_ok=True)
+                self.fake("rpc_bench", "sleep_with_a_child()")
+                with subprocess.Popen(self.command(), stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL) as running:
+                    pids = self.pids()
+                    running.send_signal(stop)
+                    self.assertEqual(running.wait(timeout=10), 128 + stop)
+                for pid in pids:
+                    self.assertTrue(until(lambda: not alive(pid)))
+
+
+if __name__ == "__main__":
+    unittest.main()
