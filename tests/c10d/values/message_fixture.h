@@ -33,7 +33,7 @@ Message to_message(const T&... values) {
   Writer writer(segments);
   MetaBuilder meta;
   auto payload = meta.init_root<schema::Payload>();
-  auto list = payload.initValues(sizeof...(T));
+  [[maybe_unused]] auto list = payload.initValues(sizeof...(T));
   unsigned i = 0;
   (write_value(list[i++], values, writer, "value"), ...);
   write_tensors(payload, writer);
