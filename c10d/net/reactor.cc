@@ -49,6 +49,7 @@ ThreadState& thread_state() noexcept {
   return state;
 }
 
+bool on_reactor_thread() noexcept { return thread_state().reactor != nullptr; }
 uint64_t current_chain() noexcept { return thread_state().chain; }
 void set_current_chain(uint64_t chain) noexcept { thread_state().chain = chain; }
 

@@ -143,6 +143,9 @@ class Reactor {
   std::unordered_map<uint64_t, std::shared_ptr<Source>> sources_ FARSPAN_GUARDED_BY(sources_mutex_);
 };
 
+// Whether the calling thread is one of a reactor's own.
+bool on_reactor_thread() noexcept;
+
 // The chain of nested calls that the calling thread is in; 0: none.
 uint64_t current_chain() noexcept;
 void set_current_chain(uint64_t chain) noexcept;

@@ -34,6 +34,9 @@ inline constexpr size_t kMaxInlineBytes = size_t{16} << 10;
 class ValueScope {
  public:
   virtual ~ValueScope() = default;
+  // Called when all arguments have been read, before the function runs on them. May block; what it
+  // throws, an Error, fails the call.
+  virtual void before_run() {}
 };
 
 // What a codec throws: this value cannot be written, or is not what was expected. Whoever holds the

@@ -185,6 +185,7 @@ void Agent::handle(wire::Kind kind, Run run, Handler handler) {
 void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
                  std::shared_ptr<ReplyHandler> handler, bool will_wait) {
   calls_sent_.fetch_add(1, std::memory_order_relaxed);
+  requests_sent_.fetch_add(1, std::memory_order_relaxed);
   if (frame.header.chain == 0) {
     const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
     frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
@@ -200,6 +201,9 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
 
 void Agent::post(int to, wire::OutFrame& frame) {
   frame.header.flags |= wire::kOneWay;
+  if (frame.header.kind != wire::Kind::kShutdown) {
+    requests_sent_.fetch_add(1, std::memory_order_relaxed);
+  }
   try {
     line_to(to)->send(frame);
   } catch (const Error& e) {
@@ -269,6 +273,8 @@ MessengerCounters Agent::counters() const {
   MessengerCounters counters;
   counters.calls_sent = calls_sent_.load();
   counters.calls_received = calls_received_.load();
+  counters.requests_sent = requests_sent_.load();
+  counters.requests_received = requests_received_.load();
   counters.errors = errors_.load();
   counters.threads = reactor_.counters().threads;
   counters.bytes_sent = closed_sent_bytes_.load();
@@ -291,7 +297,12 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
     connection->expect_end();
     return;
   }
-  calls_received_.fetch_add(1, std::memory_order_relaxed);
+  if (!(frame.header.flags & wire::kOneWay)) {
+    calls_received_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (frame.header.kind != wire::Kind::kShutdown) {
+    requests_received_.fetch_add(1, std::memory_order_relaxed);
+  }
   Deadline deadline;
   if (frame.header.remaining_us > 0) {
     deadline = Deadline::after(Micros(std::min<uint64_t>(frame.header.remaining_us, 1ull << 50)));

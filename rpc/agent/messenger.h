@@ -89,6 +89,8 @@ CallContext& current_call() noexcept;
 
 struct MessengerCounters {
   uint64_t calls_sent = 0, calls_received = 0;
+  // Requests and one-way messages, but those by which workers agree to end.
+  uint64_t requests_sent = 0, requests_received = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t errors = 0;    // requests of ours that ended with an error
   int64_t in_flight = 0;  // requests of ours that wait for their answer

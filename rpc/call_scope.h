@@ -1,0 +1,53 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// CallScope: what codecs of the rooms above see of the message that they write or read.
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/values/value_io.h>
+#include <farspan/rpc/agent/messenger.h>
+
+namespace farspan {
+
+class Worker;
+
+// Threading: one thread at a time, as the Writer or Reader that holds it.
+class CallScope final : public ValueScope {
+ public:
+  CallScope(Worker& worker, int peer) noexcept : worker_(worker), peer_(peer) {}
+
+  Worker& worker() noexcept { return worker_; }
+  int peer() const noexcept { return peer_; }  // the rank at the other end of the message
+
+  // While writing: `fn` hears once what became of the message. `arrived`: the peer has read it, or
+  // may have; false: it certainly has not.
+  using OnOutcome = std::function<void(bool arrived)>;
+  void on_outcome(OnOutcome fn) { outcomes_.push_back(std::move(fn)); }
+  std::vector<OnOutcome> take_outcomes() noexcept { return std::move(outcomes_); }
+
+  // While reading: the function runs only when `ready` is; what it fails with fails the call.
+  void wait_first(Future<void> ready) { first_.push_back(std::move(ready)); }
+  void before_run() override;
+
+ private:
+  Worker& worker_;
+  const int peer_;
+  std::vector<OnOutcome> outcomes_;
+  std::vector<Future<void>> first_;
+};
+
+inline void CallScope::before_run() {
+  for (const Future<void>& ready : first_) {
+    if (!ready.wait_until(agent::current_call().deadline)) {
+      throw Error(Code::kTimeout,
+                  "a remote reference among the arguments was not confirmed in time");
+    }
+    ready.value();
+  }
+}
+
+}  // namespace farspan

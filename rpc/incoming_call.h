@@ -1,0 +1,78 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// IncomingCall: one request that runs a function here, from its bytes to its answer.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <farspan/rpc/agent/messenger.h>
+#include <farspan/rpc/call.capnp.h>
+#include <farspan/rpc/call/interceptor.h>
+#include <farspan/rpc/call/registry.h>
+#include <farspan/rpc/call/result.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan {
+
+// Threading: made and run by one thread; answered by that or another, once. Movable.
+class IncomingCall {
+ public:
+  IncomingCall(Worker& worker, agent::Request request);
+
+  // Makes the tensors that came along, and enters what the call is in. run() does it itself.
+  //   throws  Error kCorrupt, or what the interceptor says
+  void begin();
+
+  // What the kind's room put into the call.
+  //   throws  Error kCorrupt
+  std::vector<std::byte> subject() const;
+  int from() const noexcept { return request_.from(); }
+  Deadline deadline() const noexcept { return request_.deadline(); }
+
+  // Runs the function that the call names, on `self` when it is a method.
+  //   throws  Error: what the function threw, or why it could not be run
+  std::shared_ptr<Result> run(const std::shared_ptr<Result>& self);
+
+  // Answers with the result, or with why it cannot travel.
+  void reply(const Result& result) noexcept;
+  void fail(const Error& error) noexcept;
+
+ private:
+  const Function& function_of(uint64_t id);
+  [[noreturn]] void throw_not_registered(uint64_t id) const;
+  void send_result(const Result& result);
+
+  Worker* worker_;
+  agent::Request request_;
+  std::string function_name_;
+  bool begun_ = false;
+  TensorList tensors_;
+  std::shared_ptr<Interceptor::Scope> scope_;
+};
+
+// Answers `call` with `result` as soon as that is ready.
+void reply_when_ready(IncomingCall call, const std::shared_ptr<Result>& result);
+
+// Handles kCall and kBuiltinCall.
+void serve_calls(Worker& worker);
+
+// Puts the calling thread into the state in which a function is to run: nothing of what the thread
+// was doing (grad mode, say) shows, and `worker` is current.
+class FreshThread {
+ public:
+  explicit FreshThread(Worker& worker);
+  ~FreshThread();
+  FreshThread(const FreshThread&) = delete;
+  FreshThread& operator=(const FreshThread&) = delete;
+
+ private:
+  CurrentWorker current_;
+  std::optional<at::ThreadLocalStateGuard> guard_;
+};
+
+}  // namespace farspan

@@ -1,0 +1,54 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// What can be set: for a worker, when it joins, and for a single call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/base/time.h>
+
+namespace farspan {
+
+namespace dist {
+class Store;
+}
+
+// For one call.
+struct CallOptions {
+  // For the whole call; kNoTimeout: none. Absent: the worker's rpc_timeout. Inside a function that
+  // another worker called, never later than that call's own deadline.
+  std::optional<Millis> timeout;
+};
+
+// For a worker. Zero, empty or absent: the default, or what the environment says.
+struct WorkerOptions {
+  // Who this is. Names are unique in the job: letters, digits, '_', '-', ':', '.', up to 128.
+  int rank = -1;        // RANK
+  int world_size = -1;  // WORLD_SIZE
+
+  // Where the workers meet: env://, tcp://host:port, file:///path; or a store of the caller's.
+  std::string init_method = "env://";
+  std::shared_ptr<dist::Store> store;
+  Millis init_timeout{300'000};
+
+  Millis rpc_timeout{60'000};       // default of each call; kNoTimeout: none
+  Millis shutdown_timeout{60'000};  // of a graceful shutdown
+  Millis connect_timeout{10'000};   // of the first call to a worker, with the handshake
+
+  // Ways to reach other workers, the best first: unix (within a host), tcp, loopback (within a
+  // process). Empty: unix, tcp.
+  std::vector<std::string> transports;
+  // The address that TCP listens on, and that others connect to. Empty: loopback when all workers
+  // share a host, else the one that reaches the store.
+  std::string bind_host;
+
+  int threads = 0;        // functions that run at once and do not wait; 0: the cores, from 2 to 16
+  int max_threads = 256;  // with those that wait
+  uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of calls to one worker; more must wait
+};
+
+}  // namespace farspan

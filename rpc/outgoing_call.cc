@@ -1,0 +1,162 @@
+#include <farspan/rpc/outgoing_call.h>
+
+#include <utility>
+
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/values/tensor_codec.h>
+
+namespace farspan {
+namespace {
+
+std::string advice_for(const Error& why) {
+  switch (why.code()) {
+    case Code::kTimeout:
+      return "raise CallOptions::timeout or WorkerOptions::rpc_timeout, or find out what the "
+             "worker "
+             "is busy with";
+    case Code::kDisconnected:
+    case Code::kUnavailable:
+      return "the worker has ended or cannot be reached: look at its own output";
+    default:
+      return why.advice();
+  }
+}
+
+}  // namespace
+
+PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name)
+    : worker_(std::move(worker)), peer_(peer), name_(std::move(name)), begun_(Clock::now()) {}
+
+void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
+  settle(true);
+  try {
+    if (reply.failed()) {
+      fail(named(wire::decode_error(reply.meta.span())));
+    } else {
+      read_return(reply);
+    }
+  } catch (const BadValue& e) {
+    fail(named(e.as_error("the result")));
+  } catch (...) {
+    fail(named(to_error(std::current_exception())));
+  }
+}
+
+void PendingResult::read_return(const wire::InFrame& reply) {
+  CurrentWorker current(*worker_);
+  guard_read([&] {
+    MetaReader message(reply.meta.span());
+    const auto answer = message.root<schema::Return>();
+    TensorList tensors = read_tensors(answer.getPayload(), reply.segments);
+    if (scope_) {
+      const Extensions extensions = read_extensions(answer.getExtensions());
+      worker_->interceptor()->after_reply(*scope_, peer_, extensions, tensors);
+    }
+    const auto values = answer.getPayload().getValues();
+    if (values.size() != 1) throw Error(Code::kCorrupt, "an answer without a value");
+    CallScope scope(*worker_, peer_);
+    Reader reader(tensors, reply.segments, &scope);
+    accept(values[0], reader);
+  });
+}
+
+void PendingResult::on_error(const Error& why) noexcept {
+  // What timed out, or was cut off, may have arrived; what could not be sent has not.
+  settle(why.code() != Code::kUnavailable);
+  fail(named(why));
+}
+
+void PendingResult::settle(bool arrived) noexcept {
+  for (const auto& outcome : std::exchange(outcomes_, {})) outcome(arrived);
+}
+
+// `why`, with what is known here: the call, the worker, the time.
+Error PendingResult::named(const Error& why) const {
+  Error error = why;
+  if (error.operation().empty()) error.operation(name_.text());
+  if (error.worker().empty() && peer_ >= 0 && peer_ < worker_->world_size()) {
+    error.worker(worker_->workers()[static_cast<size_t>(peer_)].name);
+  }
+  if (error.elapsed().count() < 0) error.elapsed(Clock::now() - begun_);
+  return error.advice(advice_for(error));
+}
+
+bool PendingResult::wait_for_answer(FutureCore& future, Deadline deadline) {
+  const uint64_t outer = net::current_chain();
+  if (outer == 0) net::set_current_chain(chain_);
+  const bool ready = worker_->messenger().wait(future, deadline, peer_);
+  if (outer == 0) net::set_current_chain(0);
+  return ready;
+}
+
+OutgoingCall::OutgoingCall(Worker& worker, int to, wire::Kind kind, CallName name,
+                           uint64_t function)
+    : worker_(worker),
+      to_(to),
+      kind_(kind),
+      name_(std::move(name)),
+      scope_(worker, to),
+      writer_(segments_, &scope_),
+      call_(builder_.init_root<schema::Call>()),
+      payload_(call_.initPayload()) {
+  call_.setFunction(function);
+}
+
+void OutgoingCall::subject(std::span<const std::byte> bytes) {
+  call_.setSubject({reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()});
+}
+
+void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions& options,
+                        bool will_wait) {
+  Extensions extensions;
+  if (Interceptor* interceptor = worker_.interceptor()) {
+    result->scope_ = interceptor->before_request(to_, writer_.tensors(), extensions);
+  }
+  result->outcomes_ = scope_.take_outcomes();
+  wire::OutFrame frame;
+  try {
+    guard_write([&] {
+      if (!extensions.empty()) write_extensions(call_, extensions);
+      write_tensors(call_.getPayload(), writer_);
+    });
+    frame.meta = builder_.finish();
+  } catch (...) {
+    result->settle(false);
+    throw;
+  }
+  frame.header.kind = kind_;
+  frame.header.chain = agent::current_call().chain;
+  frame.segments = std::move(segments_);
+  PendingResult& pending = *result;
+  const std::shared_ptr<PendingResult> keep = result;
+  worker_.messenger().call(to_, frame, worker_.deadline_for(options), std::move(result), will_wait);
+  pending.chain_ = frame.header.chain;
+}
+
+namespace {
+void fill(capnp::List<schema::Extension>::Builder list, const Extensions& extensions) {
+  for (unsigned i = 0; i < list.size(); ++i) {
+    list[i].setRoom(extensions[i].room);
+    list[i].setFirst(extensions[i].first);
+    list[i].setSecond(extensions[i].second);
+  }
+}
+}  // namespace
+
+void write_extensions(schema::Call::Builder call, const Extensions& extensions) {
+  fill(call.initExtensions(static_cast<unsigned>(extensions.size())), extensions);
+}
+
+void write_extensions(schema::Return::Builder answer, const Extensions& extensions) {
+  fill(answer.initExtensions(static_cast<unsigned>(extensions.size())), extensions);
+}
+
+Extensions read_extensions(capnp::List<schema::Extension>::Reader list) {
+  Extensions extensions;
+  for (const auto extension : list) {
+    extensions.push_back({extension.getRoom(), extension.getFirst(), extension.getSecond()});
+  }
+  return extensions;
+}
+
+}  // namespace farspan

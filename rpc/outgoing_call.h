@@ -1,0 +1,119 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// OutgoingCall: builds and sends one request. PendingResult: waits for its answer. CallState<T>:
+// the same, as the state of a Future<T>.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/values/codec.h>
+#include <farspan/c10d/values/message.h>
+#include <farspan/rpc/call.capnp.h>
+#include <farspan/rpc/call/interceptor.h>
+#include <farspan/rpc/call_scope.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan {
+
+// What a call is called in messages: "rpc_sync square".
+struct CallName {
+  const char* verb;
+  std::string function;
+  std::string text() const { return verb + (" " + function); }
+};
+
+// Gets the answer to one call and makes a value, or an Error that says which call failed, of it.
+class PendingResult : public agent::ReplyHandler {
+ public:
+  PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name);
+
+  void on_reply(wire::InFrame&& reply) noexcept final;
+  void on_error(const Error& why) noexcept final;
+
+  int peer() const noexcept { return peer_; }
+
+ protected:
+  // Exactly one of them is called, once.
+  //   throws  BadValue, Error: the answer is not what was expected
+  virtual void accept(schema::Value::Reader value, Reader& reader) = 0;
+  virtual void fail(Error error) noexcept = 0;
+
+  // Waits as a thread of the call's own chain.
+  bool wait_for_answer(FutureCore& future, Deadline deadline);
+
+ private:
+  friend class OutgoingCall;
+  void read_return(const wire::InFrame& reply);
+  void settle(bool arrived) noexcept;
+  Error named(const Error& why) const;
+
+  const std::shared_ptr<Worker> worker_;
+  const int peer_;
+  const CallName name_;
+  const TimePoint begun_;
+  uint64_t chain_ = 0;
+  std::shared_ptr<Interceptor::Scope> scope_;
+  std::vector<CallScope::OnOutcome> outcomes_;
+};
+
+template <class T>
+class CallState final : public detail::FutureState<T>, public PendingResult {
+ public:
+  using PendingResult::PendingResult;
+
+ private:
+  void accept(schema::Value::Reader value, Reader& reader) override {
+    if constexpr (std::is_void_v<T>) {
+      this->set_value();
+    } else {
+      this->set_value(Codec<T>::read(value, reader));
+    }
+  }
+  void fail(Error error) noexcept override { this->set_error(std::move(error)); }
+  bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
+};
+
+// Threading: used by one thread, and short-lived: it holds the thread's scratch memory.
+class OutgoingCall {
+ public:
+  //   function  the id that the registry gave; 0 where the kind needs none
+  OutgoingCall(Worker& worker, int to, wire::Kind kind, CallName name, uint64_t function);
+
+  // Where the arguments go.
+  schema::Payload::Builder payload() noexcept { return payload_; }
+  Writer& writer() noexcept { return writer_; }
+  // What the kind's room needs to know besides: which reference the call is about.
+  void subject(std::span<const std::byte> bytes);
+  CallScope& scope() noexcept { return scope_; }
+
+  // Sends it; `result` hears of the answer.
+  //   throws  Error kInvalidArgument: a tensor that does not travel
+  void send(std::shared_ptr<PendingResult> result, const CallOptions& options, bool will_wait);
+
+  const CallName& name() const noexcept { return name_; }
+
+ private:
+  Worker& worker_;
+  const int to_;
+  const wire::Kind kind_;
+  const CallName name_;
+  CallScope scope_;
+  std::vector<Buffer> segments_;
+  Writer writer_;
+  MetaBuilder builder_;
+  schema::Call::Builder call_;
+  schema::Payload::Builder payload_;
+};
+
+// Reads and writes what interceptors add.
+void write_extensions(schema::Call::Builder call, const Extensions& extensions);
+void write_extensions(schema::Return::Builder answer, const Extensions& extensions);
+Extensions read_extensions(capnp::List<schema::Extension>::Reader list);
+
+}  // namespace farspan

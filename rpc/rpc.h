@@ -1,0 +1,146 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// rpc_sync, rpc_async: calling functions of other workers.
+//
+//   Tensor square(const Tensor& x) { return x * x; }
+//   FARSPAN_REGISTER(square);
+//   ...
+//   Tensor y = farspan::rpc_sync("ps", square, x);
+//   Future<Tensor> z = farspan::rpc_async("ps", CallOptions{.timeout = 5s}, square, x);
+//
+// What can be called: functions registered in both programs (rpc/call/register.h), and LibTorch's
+// operators by schema name. What can be passed: c10d/values/codec.h. Arguments are borrowed: large
+// tensors must not change until the call has ended.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/rpc/call/builtin.h>
+#include <farspan/rpc/call/invoke.h>
+#include <farspan/rpc/call/register.h>
+#include <farspan/rpc/outgoing_call.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan {
+
+// An operator of LibTorch's, by schema name: rpc_sync<Tensor>("ps", builtin("aten::add.Tensor"), a,
+// b).
+struct Builtin {
+  std::string name;
+};
+inline Builtin builtin(std::string name) { return {std::move(name)}; }
+
+namespace detail {
+
+template <class Fn, class... Args>
+constexpr void check_call() {
+  static_assert(CallableWith<Fn, Args...>,
+                "the arguments do not fit the function's parameters (default arguments do not "
+                "travel), or this is no plain function");
+  static_assert(ResultTravels<Fn>,
+                "the result has no Codec: call it with remote(), which leaves "
+                "the result where it is, or use FARSPAN_STRUCT");
+}
+
+template <class Fn, class... Args>
+auto start_call(Worker& worker, const WorkerTarget& to, const CallOptions& options,
+                const char* verb, bool will_wait, Fn fn, Args&&... args) {
+  using R = result_of_t<Fn>;
+  const Function& function = registered_function(fn);
+  const int rank = to.rank_in(worker);
+  OutgoingCall call(worker, rank, wire::Kind::kCall, {verb, function.name}, function.id);
+  write_arguments<Fn>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
+  auto state = std::make_shared<CallState<R>>(worker.shared_from_this(), rank, call.name());
+  call.send(state, options, will_wait);
+  return Future<R>(std::move(state));
+}
+
+template <class R, class... Args>
+Future<R> start_builtin_call(Worker& worker, const WorkerTarget& to, const CallOptions& options,
+                             const char* verb, bool will_wait, const Builtin& op, Args&&... args) {
+  const int rank = to.rank_in(worker);
+  OutgoingCall call(worker, rank, wire::Kind::kBuiltinCall, {verb, op.name}, 0);
+  call.subject(std::as_bytes(std::span(op.name.data(), op.name.size())));
+  write_builtin_arguments(op.name, call.payload(), call.writer(), std::forward<Args>(args)...);
+  auto state = std::make_shared<CallState<R>>(worker.shared_from_this(), rank, call.name());
+  call.send(state, options, will_wait);
+  return Future<R>(std::move(state));
+}
+
+}  // namespace detail
+
+template <class Fn, class... Args>
+auto Worker::rpc_sync(const WorkerTarget& to, const CallOptions& options, Fn fn, Args&&... args) {
+  detail::check_call<Fn, Args...>();
+  return detail::start_call(*this, to, options, "rpc_sync", true, fn, std::forward<Args>(args)...)
+      .wait();
+}
+template <class Fn, class... Args>
+auto Worker::rpc_sync(const WorkerTarget& to, Fn fn, Args&&... args) {
+  return rpc_sync(to, CallOptions{}, fn, std::forward<Args>(args)...);
+}
+
+template <class Fn, class... Args>
+auto Worker::rpc_async(const WorkerTarget& to, const CallOptions& options, Fn fn, Args&&... args) {
+  detail::check_call<Fn, Args...>();
+  return detail::start_call(*this, to, options, "rpc_async", false, fn,
+                            std::forward<Args>(args)...);
+}
+template <class Fn, class... Args>
+auto Worker::rpc_async(const WorkerTarget& to, Fn fn, Args&&... args) {
+  return rpc_async(to, CallOptions{}, fn, std::forward<Args>(args)...);
+}
+
+// Calls `fn(args...)` on the worker `to` (a name, a rank, a WorkerInfo; this one included) and
+// waits.
+//   returns  what the function returns; for one that returns Future<T>, a T
+//   throws   Error: kTimeout | kDisconnected | kUnavailable (connection), kNotRegistered |
+//            kInvalidArgument (what was asked), kRemote (what the function threw: its type, its
+//            message, where), kOverloaded
+//   cost     1 round trip; a thread that waits reads the answer itself
+template <class Fn, class... Args>
+requires(!std::is_same_v<Fn, CallOptions> &&
+         !std::is_same_v<Fn, Builtin>) auto rpc_sync(const WorkerTarget& to, Fn fn,
+                                                     Args&&... args) {
+  return current_worker().rpc_sync(to, fn, std::forward<Args>(args)...);
+}
+template <class Fn, class... Args>
+requires(!std::is_same_v<Fn, Builtin>) auto rpc_sync(const WorkerTarget& to,
+                                                     const CallOptions& options, Fn fn,
+                                                     Args&&... args) {
+  return current_worker().rpc_sync(to, options, fn, std::forward<Args>(args)...);
+}
+
+// The same without waiting. The error, if any, is in the Future.
+//   throws   Error kNotRegistered, kInvalidArgument: what is known at once
+template <class Fn, class... Args>
+requires(!std::is_same_v<Fn, CallOptions> &&
+         !std::is_same_v<Fn, Builtin>) auto rpc_async(const WorkerTarget& to, Fn fn,
+                                                      Args&&... args) {
+  return current_worker().rpc_async(to, fn, std::forward<Args>(args)...);
+}
+template <class Fn, class... Args>
+requires(!std::is_same_v<Fn, Builtin>) auto rpc_async(const WorkerTarget& to,
+                                                      const CallOptions& options, Fn fn,
+                                                      Args&&... args) {
+  return current_worker().rpc_async(to, options, fn, std::forward<Args>(args)...);
+}
+
+// The same for LibTorch's operators; R is what the operator returns: Tensor, int64_t, double, bool,
+// or std::vector<Tensor> for several.
+template <class R, class... Args>
+R rpc_sync(const WorkerTarget& to, const Builtin& op, Args&&... args) {
+  return detail::start_builtin_call<R>(current_worker(), to, {}, "rpc_sync", true, op,
+                                       std::forward<Args>(args)...)
+      .wait();
+}
+template <class R, class... Args>
+Future<R> rpc_async(const WorkerTarget& to, const Builtin& op, Args&&... args) {
+  return detail::start_builtin_call<R>(current_worker(), to, {}, "rpc_async", false, op,
+                                       std::forward<Args>(args)...);
+}
+
+}  // namespace farspan
