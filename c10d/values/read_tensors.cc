@@ -1,10 +1,6 @@
 #include <ATen/DimVector.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
-#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
-#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
@@ -14,6 +10,7 @@
 #include <string>
 
 #include <farspan/c10d/values/dtype.h>
+#include <farspan/c10d/values/sparse_parts.h>
 #include <farspan/c10d/values/tensor_codec.h>
 
 namespace farspan {
@@ -25,10 +22,7 @@ constexpr unsigned kMaxDims = 64;
 // What vector instructions like, and what the receive pool gives.
 constexpr size_t kAlignment = 64;
 
-[[noreturn]] void corrupt(const std::string& what) {
-  throw Error(Code::kCorrupt, "a tensor with " + what)
-      .advice("the bytes were damaged, or the peer speaks another protocol");
-}
+[[noreturn]] void corrupt(const std::string& what) { throw_corrupt_tensor(what); }
 
 int64_t multiply(int64_t a, int64_t b) {
   int64_t product;
@@ -150,44 +144,20 @@ class TensorReader {
 
   at::Tensor read_sparse(schema::TensorDesc::Reader desc) {
     const Shape shape = read_shape(desc);
-    const Layout layout = desc.getLayout();
     const auto parts = desc.getParts();
-    if (layout > Layout::SPARSE_BSC) corrupt("an unknown layout");
-    if (parts.size() != (layout == Layout::SPARSE_COO ? 2u : 3u))
-      corrupt("a wrong number of parts");
+    if (desc.getLayout() > Layout::SPARSE_BSC) corrupt("an unknown layout");
+    if (parts.size() != 2 && parts.size() != 3) corrupt("a wrong number of sparse parts");
     c10::SmallVector<at::Tensor, 3> made;
     for (const auto part : parts) {
-      if (part.getLayout() != Layout::STRIDED) corrupt("parts that are no plain tensors");
+      if (part.getLayout() != Layout::STRIDED || part.hasStrides()) {
+        corrupt("sparse parts that are not row-major");
+      }
       made.push_back(read_strided(part));
     }
     if (dtype_from_wire(desc.getDtype()) != made.back().scalar_type()) {
       corrupt("values of another dtype than its own");
     }
-    try {
-      if (layout == Layout::SPARSE_COO) return make_coo(made, shape, desc.getCoalesced());
-      return make_compressed(made, shape, layout);
-    } catch (const c10::Error& failure) {
-      corrupt(std::string("sparse parts that do not fit: ") + failure.what_without_backtrace());
-    }
-  }
-
-  // LibTorch itself checks that the indices fit the sizes; c10::Error when they do not.
-  static at::Tensor make_coo(at::ArrayRef<at::Tensor> parts, const Shape& shape, bool coalesced) {
-    at::_validate_sparse_coo_tensor_args(parts[0], parts[1], shape.sizes, coalesced, false);
-    return at::_sparse_coo_tensor_unsafe(parts[0], parts[1], shape.sizes,
-                                         parts[1].options().layout(at::kSparse), coalesced);
-  }
-
-  static at::Tensor make_compressed(at::ArrayRef<at::Tensor> parts, const Shape& shape,
-                                    Layout layout) {
-    const at::Layout local = layout == Layout::SPARSE_CSR   ? at::kSparseCsr
-                             : layout == Layout::SPARSE_CSC ? at::kSparseCsc
-                             : layout == Layout::SPARSE_BSR ? at::kSparseBsr
-                                                            : at::kSparseBsc;
-    at::_validate_sparse_compressed_tensor_args(parts[0], parts[1], parts[2], shape.sizes, local,
-                                                false);
-    return at::_sparse_compressed_tensor_unsafe(parts[0], parts[1], parts[2], shape.sizes,
-                                                parts[2].options().layout(local));
+    return assemble_sparse(desc.getLayout(), made, shape.sizes, desc.getCoalesced());
   }
 
   const std::span<const Buffer> segments_;
@@ -207,7 +177,7 @@ TensorList read_tensors(schema::Payload::Reader payload, std::span<const Buffer>
       return tensors;
     });
   } catch (const c10::Error& failure) {
-    // All sizes were checked, so there is no memory for what was received.
+    // All sizes were checked: what is left is that there is no memory.
     throw Error(Code::kOverloaded, failure.what_without_backtrace()).operation("read a tensor");
   }
 }

@@ -148,7 +148,7 @@ class TensorWriter {
   void write_parts(std::initializer_list<at::Tensor> parts, schema::TensorDesc::Builder out) {
     auto list = out.initParts(static_cast<unsigned>(parts.size()));
     unsigned i = 0;
-    for (const at::Tensor& part : parts) write(part, list[i++]);
+    for (const at::Tensor& part : parts) write(part.contiguous(), list[i++]);
   }
 
   std::vector<Buffer>& segments_;
