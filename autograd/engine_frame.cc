@@ -62,9 +62,10 @@ GraphTask& present_task() {
 
 }  // namespace
 
-void run_in_engine(bool keep_graph, bool create_graph, const std::function<void()>& work) {
+void run_in_engine(bool keep_graph, const std::function<void()>& work) {
   Engine::get_default_engine().execute({Edge(std::make_shared<Frame>(work), 0)}, {Frame::one()},
-                                       keep_graph, create_graph, /*accumulate_grad=*/true);
+                                       keep_graph, /*create_graph=*/false,
+                                       /*accumulate_grad=*/true);
 }
 
 FinalCallbacks take_final_callbacks() {

@@ -2,7 +2,7 @@
 //
 // The engine frame: runs a function as LibTorch's engine runs a node, so that what nodes may ask of
 // the engine during backward works in it: queue_callback, backward() inside a node (checkpoint),
-// the pass's grad mode and id.
+// the id of the pass.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,11 @@ namespace farspan::dist_autograd {
 
 // Runs `work` once, on this thread (or on one of the engine's, below 60 nested passes, while this
 // one waits), and then the callbacks that were queued and not taken.
-//   keep_graph, create_graph  what the engine tells nodes that ask; create_graph is the grad mode
+// Grad mode is off in it.
+//   keep_graph  what the engine tells nodes that ask
 //   throws   what `work` or a callback throws
 //   cost     about 6 us
-void run_in_engine(bool keep_graph, bool create_graph, const std::function<void()>& work);
+void run_in_engine(bool keep_graph, const std::function<void()>& work);
 
 using FinalCallbacks = std::vector<std::function<void()>>;
 

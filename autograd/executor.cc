@@ -1,9 +1,11 @@
 #include <farspan/autograd/executor.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
-#include <c10/core/Event.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -142,8 +144,9 @@ Executor::Progress Executor::run() {
 void Executor::run_frame() {
   const at::ThreadLocalStateGuard guard(thread_locals_);
   std::exception_ptr failure;  // kept from the engine, which would run callbacks or log
-  run_in_engine(options_.retain_graph || options_.create_graph, options_.create_graph, [&] {
+  run_in_engine(keeps_graph(), [&] {
     try {
+      const at::AutoGradMode recording(options_.create_graph);
       drain();
       work_->join_streams();
     } catch (...) {
@@ -196,7 +199,7 @@ void Executor::run_task(uint32_t index) {
   variable_list outputs;
   try {
     outputs = call(index);
-    if (!options_.retain_graph && !options_.create_graph) task.node->release_variables();
+    if (!keeps_graph()) task.node->release_variables();
     if (torch::autograd::AnomalyMode::is_enabled()) check_for_nan(*task.node, outputs);
   } catch (...) {
     throw_node_error(*task.node, std::current_exception());
@@ -227,7 +230,7 @@ variable_list Executor::call(uint32_t index) {
       sink_(static_cast<Boundary&>(node), std::move(inputs));
       break;
     case TaskKind::kNode:
-      if (!options_.retain_graph && !options_.create_graph) node.will_release_variables();
+      if (!keeps_graph()) node.will_release_variables();
       outputs = node(std::move(inputs));
       check_outputs(node, outputs);
   }

@@ -101,6 +101,7 @@ class Executor {
   void admit(uint32_t task, std::optional<uint32_t> input, uint32_t turn,
              torch::autograd::variable_list gradients) FARSPAN_REQUIRES(mutex_);
   bool running_is_ours(Progress& otherwise) FARSPAN_EXCLUDES(mutex_);
+  bool keeps_graph() const { return options_.retain_graph || options_.create_graph; }
   void run_frame();
   void drain();
   void take_feeds() FARSPAN_EXCLUDES(mutex_);

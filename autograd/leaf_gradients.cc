@@ -5,17 +5,17 @@
 namespace farspan::dist_autograd {
 namespace {
 
-bool shares_storage(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.storage().use_count() > 1;
-}
-
 // AccumulateGrad asks only whether somebody else holds the tensor. Two gradients can also be two
 // views of one storage (of a.view(-1) + b.view(-1), say), and a root's gradient can be the user's.
 bool memory_is_shared(const at::Tensor& gradient) {
-  if (gradient.layout() == at::kSparse) {
-    return shares_storage(gradient._indices()) || shares_storage(gradient._values());
+  if (gradient.layout() == at::kSparse) {  // its values, and the handle to them that we get here
+    return gradient._values().storage().use_count() > 2;
   }
-  return shares_storage(gradient);
+  if (!gradient.has_storage()) return false;
+  // A view keeps its base alive, though nobody else may hold that (the gradient of linear's
+  // weight).
+  const bool own_base = gradient.is_view() && gradient._base().use_count() == 1;
+  return gradient.storage().use_count() > (own_base ? 2u : 1u);
 }
 
 }  // namespace

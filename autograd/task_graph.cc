@@ -32,7 +32,12 @@ void Task::add(uint32_t input, at::Tensor gradient, const std::optional<c10::Str
 
 variable_list Task::take_inputs() {
   if (device_inputs) {
-    variable_list result = InputBuffer::variables(std::move(*device_inputs));
+    const std::optional<c10::Stream> stream = node->stream();
+    for (size_t i = 0; stream && i < device_inputs->buffer.size(); ++i) {
+      const auto& ready = device_inputs->ready_events[i];
+      if (ready && device_inputs->ready_streams[i] != stream) ready->block(*stream);
+    }
+    variable_list result = std::move(device_inputs->buffer);
     device_inputs.reset();
     return result;
   }

@@ -35,7 +35,8 @@ struct Task {
   // Adds a gradient to an input as the engine does: nothing that others hold is changed in place.
   void add(uint32_t input, at::Tensor gradient, const std::optional<c10::Stream>& producer);
 
-  // The sums, one for each input of the node, undefined where nothing came; forgets them.
+  // The sums, one for each input of the node, undefined where nothing came; forgets them. On an
+  // accelerator the node's stream waits for those that made them.
   torch::autograd::variable_list take_inputs();
 };
 
