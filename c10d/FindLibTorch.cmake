@@ -2,12 +2,27 @@
 #   farspan::torch       torch_cpu and c10: all that farspan's core links
 #   farspan::torch_cuda  torch_cuda and c10_cuda too, where LibTorch has them and the CUDA toolkit is
 #
-# Looks at LIBTORCH_ROOT (variable or environment; a folder with include/ and lib/), then at
-# CMAKE_PREFIX_PATH, then at the .venv beside farspan's sources. LibTorch's own TorchConfig.cmake is
-# not used: that of the CUDA wheel fails on a machine without the CUDA toolkit.
-file(GLOB libtorch_in_venv ${CMAKE_CURRENT_LIST_DIR}/../.venv/lib/python3*/site-packages/torch)
-find_path(LibTorch_INCLUDE_DIR ATen/ATen.h
-  HINTS ${LIBTORCH_ROOT} ENV LIBTORCH_ROOT PATHS ${libtorch_in_venv} PATH_SUFFIXES include)
+# Looks at LIBTORCH_ROOT (variable or environment; a folder with include/ and lib/) and nowhere else
+# when that is set; else at CMAKE_PREFIX_PATH, then at the .venv beside farspan's sources.
+# LibTorch's own TorchConfig.cmake is not used: that of the CUDA wheel fails on a machine without the
+# CUDA toolkit.
+if(NOT LIBTORCH_ROOT AND DEFINED ENV{LIBTORCH_ROOT})
+  set(LIBTORCH_ROOT $ENV{LIBTORCH_ROOT} CACHE PATH "The user's own LibTorch" FORCE)
+endif()
+if(NOT "${LIBTORCH_ROOT}" STREQUAL "${LibTorch_SEARCHED_ROOT}")
+  foreach(result INCLUDE_DIR torch_cpu c10 torch_cuda c10_cuda)
+    unset(LibTorch_${result} CACHE)  # found elsewhere by an earlier run
+  endforeach()
+endif()
+set(LibTorch_SEARCHED_ROOT "${LIBTORCH_ROOT}" CACHE INTERNAL "Where LibTorch was looked for")
+
+if(LIBTORCH_ROOT)
+  find_path(LibTorch_INCLUDE_DIR ATen/ATen.h
+    PATHS ${LIBTORCH_ROOT} PATH_SUFFIXES include NO_DEFAULT_PATH)
+else()
+  file(GLOB libtorch_in_venv ${CMAKE_CURRENT_LIST_DIR}/../.venv/lib/python3*/site-packages/torch)
+  find_path(LibTorch_INCLUDE_DIR ATen/ATen.h PATHS ${libtorch_in_venv} PATH_SUFFIXES include)
+endif()
 get_filename_component(libtorch_found "${LibTorch_INCLUDE_DIR}" DIRECTORY)
 foreach(library torch_cpu c10 torch_cuda c10_cuda)
   find_library(LibTorch_${library} ${library} PATHS ${libtorch_found}/lib NO_DEFAULT_PATH)

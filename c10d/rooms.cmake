@@ -138,11 +138,12 @@ function(farspan_program name)
   endif()
 endfunction()
 
-# farspan_test(<name> [TORCH] SOURCES .. [DEPENDS ..] [LABELS ..] [TIMEOUT seconds])
+# farspan_test(<name> [TORCH] [SERIAL] SOURCES .. [DEPENDS ..] [LABELS ..] [TIMEOUT seconds])
 # One ctest entry for the whole binary: loading LibTorch takes about half a second, so an entry
-# for each case would cost more than the cases. GoogleTest's main is linked in.
+# for each case would cost more than the cases. GoogleTest's main is linked in. SERIAL: no other test
+# runs meanwhile, for those that measure time or use all cores. The label `gpu` needs `--gpu`.
 function(farspan_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "TIMEOUT" "SOURCES;DEPENDS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;SERIAL" "TIMEOUT" "SOURCES;DEPENDS;LABELS")
   if(NOT FARSPAN_TESTS OR (arg_TORCH AND NOT FARSPAN_TORCH))
     return()
   endif()
@@ -155,5 +156,7 @@ function(farspan_test name)
   farspan_program(${name} ${torch} SOURCES ${arg_SOURCES}
     DEPENDS ${arg_DEPENDS} GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" RUN_SERIAL ${arg_SERIAL}
+    ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1")
 endfunction()
