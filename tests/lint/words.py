@@ -9,6 +9,7 @@ TEXT = (".h", ".cc", ".cu", ".py", ".cmake", ".txt", ".md", ".capnp", ".json", "
 WORDS = {
     r"/(w[o]rk|home|Users)/\w|(?<!\$)/ro[o]t/": "a path of one machine",
     r"\.\./sh[a]red\b": "a path outside the repository",
+    r"\b(p[y]pi\.org|p[y]thonhosted\.org|download\.p[y]torch|deb\.d[e]bian)": "a package host",
     r"\b(T[O]DO|FIX[M]E|X[X]X)\b": "unfinished work",
 }
 JUNK_DRAWERS = re.compile(r"(^|_)(utils?|commons?|helpers?|misc)(_|$)")
@@ -37,6 +38,7 @@ GOOD = {
 BAD = {
     "rpc/send.cc": "// as in /wo" + "rk/x/send.cc\n",
     "rref/README.md": "Read `../sha" + "red/DESIGN.md`.\n",
+    "tests/README.md": "Fetched from https://py" + "pi.org/simple\n",
     "c10d/base/error.h": "// TO" + "DO: say more\n",
     "rpc/agent/send_utils.cc": "\n",
     "c10d/common/error.h": "\n",
