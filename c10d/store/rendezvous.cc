@@ -1,0 +1,223 @@
+#include <farspan/c10d/store/rendezvous.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/address.h>
+#include <farspan/c10d/store/file_store.h>
+#include <farspan/c10d/store/tcp_store.h>
+
+namespace farspan::dist {
+namespace {
+
+constexpr const char* kHowToLaunch =
+    "start the workers with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for "
+    "each, or pass rank and world_size";
+
+Error refuse(const std::string& message, const std::string& advice) {
+  Error error(Code::kInvalidArgument, message);
+  error.advice(advice);
+  return error;
+}
+
+int parse_number(const std::string& text, const std::string& name) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw refuse(name + " is '" + text.substr(0, 40) + "', which is no number", kHowToLaunch);
+  }
+  return number;
+}
+
+// One number: the option, or else the URL's, or else the variable; and where it was found.
+std::pair<int, std::string> find_number(int option, const RendezvousUrl& url, const char* key,
+                                        const std::optional<std::string>& variable,
+                                        const char* variable_name) {
+  if (option != -1) return {option, key};
+  if (const auto it = url.query.find(key); it != url.query.end()) {
+    const std::string name = std::string(key) + " in the URL";
+    return {parse_number(it->second, name), name};
+  }
+  if (!variable) throw refuse(std::string(variable_name) + " is not set", kHowToLaunch);
+  return {parse_number(*variable, variable_name), variable_name};
+}
+
+// A name that stands for this host's loopback only (Debian writes 127.0.1.1 for the host's own
+// name) keeps workers of other hosts out.
+void warn_of_loopback(const net::HostPort& where, const TcpStore& store, const Membership& member,
+                      const LaunchEnvironment& environment) {
+  if (!environment.local_world_size || where.host == "localhost") return;
+  if (parse_number(*environment.local_world_size, "LOCAL_WORLD_SIZE") >= member.world_size) return;
+  const auto addresses = net::resolve(store.where(), Deadline::after(std::chrono::seconds(5)));
+  if (std::all_of(addresses.begin(), addresses.end(),
+                  [](const net::SocketAddress& address) { return address.is_loopback(); })) {
+    log(LogLevel::kWarning, "store",
+        "'" + where.host + "' is " + addresses.front().to_string() +
+            " here, which workers on other hosts cannot reach; set MASTER_ADDR to this host's IP "
+            "address, or correct /etc/hosts");
+  }
+}
+
+bool agent_hosts(const net::HostPort& where, const LaunchEnvironment& environment) {
+  return environment.agent_hosts_store && environment.master_addr == where.host &&
+         environment.master_port == std::to_string(where.port);
+}
+
+// A misspelt name would be noticed much later, or never.
+void check_query(const RendezvousUrl& url) {
+  for (const auto& [name, value] : url.query) {
+    // PyTorch's own option; farspan knows no other way.
+    if (name == "rank" || name == "world_size" || name == "use_libuv") continue;
+    throw refuse("'" + name.substr(0, 100) + "' in the URL is not known",
+                 "use rank and world_size");
+  }
+}
+
+Rendezvous meet_by_tcp(const net::HostPort& where, const RendezvousUrl& url,
+                       const RendezvousOptions& options) {
+  check_query(url);
+  const Membership member = membership_of(url, options);
+  if (where.port == 0 && member.world_size > 1) {
+    throw refuse("port 0 is a different one in every worker",
+                 "give the port of rank 0's store, the same to all workers");
+  }
+  TcpStoreOptions store;
+  store.host = where.host;
+  store.port = where.port;
+  store.is_server = member.rank == 0 && !agent_hosts(where, options.environment);
+  store.bind_host = options.bind_host;
+  store.world_size = member.world_size;
+  store.wait_for_workers = options.wait_for_workers;
+  store.timeout = options.timeout;
+  auto joined = std::make_shared<TcpStore>(store);
+  if (joined->server()) warn_of_loopback(where, *joined, member, options.environment);
+  return {std::move(joined), member.rank, member.world_size};
+}
+
+Rendezvous meet_by_env(const RendezvousUrl& url, const RendezvousOptions& options) {
+  if (!url.place.empty()) throw refuse("env:// is followed by no place", "write env://");
+  check_query(url);
+  membership_of(url, options);  // says first what is missed most often
+  const LaunchEnvironment& environment = options.environment;
+  if (!environment.master_addr) throw refuse("MASTER_ADDR is not set", kHowToLaunch);
+  if (!environment.master_port) throw refuse("MASTER_PORT is not set", kHowToLaunch);
+  const uint16_t port = net::parse_port(*environment.master_port, "MASTER_PORT");
+  return meet_by_tcp({*environment.master_addr, port}, url, options);
+}
+
+Rendezvous meet_by_file(const RendezvousUrl& url, const RendezvousOptions& options) {
+  if (!url.place.starts_with('/') || url.place == "/") {
+    throw refuse("'file://" + url.place + "' has no absolute path", "write file:///path/of/a/file");
+  }
+  check_query(url);
+  const Membership member = membership_of(url, options);
+  return {std::make_shared<FileStore>(url.place, member.world_size, options.timeout), member.rank,
+          member.world_size};
+}
+
+struct Handlers {
+  Mutex mutex;
+  std::map<std::string, RendezvousHandler> by_scheme FARSPAN_GUARDED_BY(mutex);
+};
+
+// What is known of schemes belongs to the program, as its functions do.
+Handlers& handlers() {
+  static Handlers& all =
+      *new Handlers{{},
+                    {{"env", meet_by_env},
+                     {"tcp",
+                      [](const RendezvousUrl& url, const RendezvousOptions& options) {
+                        return meet_by_tcp(net::parse_host_port(url.place), url, options);
+                      }},
+                     {"file", meet_by_file}}};
+  return all;
+}
+
+}  // namespace
+
+RendezvousUrl parse_rendezvous_url(const std::string& url) {
+  const size_t scheme_end = url.find("://");
+  if (scheme_end == std::string::npos || scheme_end == 0) {
+    throw refuse("'" + url.substr(0, 200) + "' is no URL",
+                 "write env://, tcp://host:port or file:///path");
+  }
+  RendezvousUrl parts;
+  parts.scheme = url.substr(0, scheme_end);
+  std::string_view rest = std::string_view(url).substr(scheme_end + 3);
+  const size_t query = rest.find('?');
+  parts.place = rest.substr(0, query);
+  // tcp://host:port/ is the same place.
+  if (parts.scheme != "file" && parts.place.ends_with('/')) parts.place.pop_back();
+  if (query == std::string_view::npos) return parts;
+  rest.remove_prefix(query + 1);
+  while (!rest.empty()) {
+    const std::string_view pair = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
+    const size_t equals = pair.find('=');
+    if (equals == std::string_view::npos || equals == 0) {
+      throw refuse("'" + std::string(pair.substr(0, 100)) + "' in the URL is not name=value",
+                   "write ?rank=0&world_size=2");
+    }
+    parts.query[std::string(pair.substr(0, equals))] = pair.substr(equals + 1);
+  }
+  return parts;
+}
+
+Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& options) {
+  const LaunchEnvironment& environment = options.environment;
+  const auto [rank, rank_name] = find_number(options.rank, url, "rank", environment.rank, "RANK");
+  const auto [size, size_name] =
+      find_number(options.world_size, url, "world_size", environment.world_size, "WORLD_SIZE");
+  if (size < 1) {
+    throw refuse(size_name + " is " + std::to_string(size) + ", there is at least 1 worker",
+                 "give the number of all workers, this one included");
+  }
+  if (rank < 0 || rank >= size) {
+    throw refuse(rank_name + " is " + std::to_string(rank) + ", with " + size_name + " " +
+                     std::to_string(size) + " it must be 0 to " + std::to_string(size - 1),
+                 "give each worker a number of its own, from 0");
+  }
+  return {rank, size};
+}
+
+Rendezvous rendezvous(const std::string& url, const RendezvousOptions& options) {
+  const TimePoint start = Clock::now();
+  try {
+    const RendezvousUrl parts = parse_rendezvous_url(url);
+    RendezvousHandler handler;
+    {
+      Handlers& known = handlers();
+      MutexLock lock(known.mutex);
+      const auto it = known.by_scheme.find(parts.scheme);
+      if (it == known.by_scheme.end()) {
+        std::string schemes;
+        for (const auto& [scheme, unused] : known.by_scheme) schemes += " " + scheme + "://";
+        throw refuse("nobody here knows " + parts.scheme + "://", "use one of" + schemes);
+      }
+      handler = it->second;
+    }
+    return handler(parts, options);
+  } catch (Error& error) {
+    if (error.operation().empty()) {
+      error.operation("rendezvous " + url.substr(0, 200)).elapsed(Clock::now() - start);
+    }
+    throw;
+  }
+}
+
+void register_rendezvous(const std::string& scheme, RendezvousHandler handler) {
+  Handlers& known = handlers();
+  MutexLock lock(known.mutex);
+  if (!known.by_scheme.emplace(scheme, std::move(handler)).second) {
+    throw Error(Code::kAlreadyExists, scheme + ":// has a handler already")
+        .operation("register_rendezvous");
+  }
+}
+
+}  // namespace farspan::dist
