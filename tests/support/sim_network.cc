@@ -234,7 +234,7 @@ TimePoint SimNetwork::next_arrival() {
 
 bool SimNetwork::held(const Item& item) const {
   if (clogged_.count(item.from) || clogged_.count(item.to)) return true;
-  if (clogged_lanes_.count({item.from, item.to})) return true;
+  if (clogged_lanes_.count({item.from, item.to}) || frozen_.count(item.to)) return true;
   const auto cut = cuts_.find({item.from, item.to});
   return item.end && cut != cuts_.end() && cut->second == Cut::kSilent;
 }
@@ -350,6 +350,7 @@ void SimNetwork::end_life(int rank, Sent sent, bool tells_loss, const std::strin
   std::erase_if(strays_, [&](const Item& item) {
     return item.to == rank || (sent == Sent::kLost && item.from == rank);
   });
+  frozen_.erase(rank);
   messenger->die(Error(Code::kShutdown, "this worker has been shut down"));
   scheduler_.end_owner(messenger->life());
 }
@@ -390,6 +391,17 @@ void SimNetwork::clog(const std::string& from, const std::string& to) {
 void SimNetwork::unclog(const std::string& from, const std::string& to) {
   note(from + " > " + to + " is unclogged");
   clogged_lanes_.erase({rank_of(from), rank_of(to)});
+}
+
+void SimNetwork::freeze(const std::string& worker) {
+  note(worker + " stands still");
+  frozen_.insert(rank_of(worker));
+  scheduler_.freeze(at(worker)->life());
+}
+void SimNetwork::thaw(const std::string& worker) {
+  note(worker + " moves again");
+  frozen_.erase(rank_of(worker));
+  scheduler_.thaw(at(worker)->life());
 }
 
 void SimNetwork::swizzle_clog(Micros duration) {
@@ -433,7 +445,9 @@ std::string SimNetwork::describe() const {
   std::string text =
       "World of seed " + std::to_string(options_.seed) + ", " + scheduler_.describe();
   for (const auto& messenger : messengers_) {
-    if (!messenger->alive()) text += "  dead: " + messenger->self().name + "\n";
+    const std::string worker = messenger->self().name;
+    if (!messenger->alive()) text += "  dead: " + worker + "\n";
+    if (frozen_.count(messenger->self().rank)) text += "  stands still: " + worker + "\n";
     text += messenger->describe();
   }
   const auto show = [&](const Item& item, const char* how) {

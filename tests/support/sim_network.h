@@ -87,6 +87,11 @@ class SimNetwork final : private Traffic {
   // Clogs some workers one by one, and unclogs them in another order, over `duration` from now.
   void swizzle_clog(Micros duration);
 
+  // The process stands still, as after SIGSTOP: nothing of it runs, its timers come late, what is
+  // sent to it waits.
+  void freeze(const std::string& name);
+  void thaw(const std::string& name);
+
   // Nothing passes between the two sides, in both directions, until heal().
   void partition(const Names& side, const Names& other, Cut cut = Cut::kSilent);
   void heal();
@@ -166,7 +171,7 @@ class SimNetwork final : private Traffic {
   std::map<Pair, LineEnd> ends_;            // of the first, towards the second
   std::map<Pair, std::deque<Item>> lanes_;  // one direction of a line
   std::vector<Item> strays_;                // what keeps no order
-  std::set<int> clogged_;
+  std::set<int> clogged_, frozen_;
   std::set<Pair> clogged_lanes_;
   std::map<Pair, Cut> cuts_;
   struct Choice {

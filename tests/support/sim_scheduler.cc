@@ -142,6 +142,7 @@ bool SimScheduler::cancel(EventId id) {
   if (when == when_.end()) return false;
   timeline_.erase({when->second, id});
   when_.erase(when);
+  std::erase_if(overdue_, [&](const auto& late) { return late.first == id; });
   return true;
 }
 
@@ -239,19 +240,24 @@ void SimScheduler::drive(Thread& self, Parked* mine) {
 bool SimScheduler::act(Thread& self, bool at_base) {
   std::vector<Parked*> ready;
   for (Parked* parked : parked_) {
-    if (parked->ready && parked->thread.top == parked) ready.push_back(parked);
+    if (!parked->ready || parked->thread.top != parked || frozen_.count(parked->owner)) continue;
+    ready.push_back(parked);
+  }
+  std::vector<size_t> tasks;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    if (!frozen_.count(tasks_[i].owner)) tasks.push_back(i);
   }
   const size_t frames = traffic_.deliverable();
   const size_t events = !timeline_.empty() && timeline_.begin()->first.first <= now_;
-  const size_t choices = ready.size() + tasks_.size() + frames + events;
+  const size_t choices = ready.size() + tasks.size() + frames + events;
   if (choices == 0) return false;
   ++goal_->steps;
   size_t choice = random_.below(choices);
   if (choice < ready.size()) {
     resume(self, at_base, *ready[choice]);
-  } else if ((choice -= ready.size()) < tasks_.size()) {
-    start_task(self, at_base, choice);
-  } else if ((choice -= tasks_.size()) < frames) {
+  } else if ((choice -= ready.size()) < tasks.size()) {
+    start_task(self, at_base, tasks[choice]);
+  } else if ((choice -= tasks.size()) < frames) {
     traffic_.deliver(choice);
   } else {
     run_due_event();
@@ -275,9 +281,14 @@ void SimScheduler::start_task(Thread& self, bool at_base, size_t index) {
 
 void SimScheduler::run_due_event() {
   const auto first = timeline_.begin();
-  const Event event = std::move(first->second);
-  when_.erase(first->first.second);
+  const EventId id = first->first.second;
+  Event event = std::move(first->second);
   timeline_.erase(first);
+  if (frozen_.count(event.owner)) {
+    overdue_.emplace_back(id, std::move(event));
+    return;
+  }
+  when_.erase(id);
   if (!event.what.empty()) note(event.what);
   run_as(event.owner, event.work);
 }
@@ -353,7 +364,22 @@ void SimScheduler::run_thread(Thread& self) {
   }
 }
 
+void SimScheduler::thaw(Owner owner) {
+  if (frozen_.erase(owner) == 0) return;
+  std::vector<std::pair<EventId, Event>> others;
+  for (auto& [id, event] : std::exchange(overdue_, {})) {
+    if (event.owner == owner) {
+      when_[id] = now_;
+      timeline_.emplace(std::pair(now_, id), std::move(event));
+    } else {
+      others.emplace_back(id, std::move(event));
+    }
+  }
+  overdue_ = std::move(others);
+}
+
 void SimScheduler::end_owner(Owner owner) {
+  thaw(owner);
   ended_.insert(owner);
   // Moved out first: what goes with them may ask for more.
   std::vector<Task> tasks;
@@ -381,6 +407,8 @@ void SimScheduler::stop() {
   FARSPAN_ASSERT(!goal_ && &current() == threads_[0].get(),
                  "a World ends in the thread that made it, and not while it moves");
   stopped_ = true;
+  frozen_.clear();
+  overdue_.clear();
   std::vector<Task> tasks;
   tasks.swap(tasks_);
   Timeline timeline;

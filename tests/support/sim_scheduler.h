@@ -78,7 +78,10 @@ class SimScheduler {
   void run_inline(Owner owner, const std::string& what, const Work& work);
   // Nothing of this owner happens any more: its work is dropped, its threads stop waiting.
   void end_owner(Owner owner);
-  // The same for all; threads end.
+  // Nothing of this owner happens until thaw(): what comes due meanwhile happens then.
+  void freeze(Owner owner) { frozen_.insert(owner); }
+  void thaw(Owner owner);
+  // Ends all owners, and the threads.
   void stop();
 
   SeededRandom& random() noexcept { return random_; }
@@ -141,7 +144,8 @@ class SimScheduler {
   EventId next_event_ = 1;
   std::vector<Task> tasks_;
   std::vector<Parked*> parked_;  // in the order of their waiting
-  std::set<Owner> ended_;
+  std::set<Owner> ended_, frozen_;
+  std::vector<std::pair<EventId, Event>> overdue_;  // of frozen owners
   bool stopped_ = false;
 
   std::vector<std::unique_ptr<Thread>> threads_;  // the first is the one that made this
