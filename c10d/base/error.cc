@@ -61,6 +61,7 @@ Code code_from_wire(uint16_t number) noexcept {
 }
 
 namespace {
+
 template <class Detail>
 void compose(Detail& d) {
   d.what = std::string(name_of(d.code)) + ": ";
@@ -74,38 +75,43 @@ void compose(Detail& d) {
   if (!d.trail.empty()) d.what += " [" + d.trail + "]";
   if (!d.advice.empty()) d.what += "; " + d.advice;
 }
+
 }  // namespace
 
-Error::Error(Code code, std::string message) : detail_(std::make_shared<Detail>()) {
-  detail_->code = code;
-  detail_->message = std::move(message);
-  compose(*detail_);
+Error::Error(Code code, std::string message) {
+  auto detail = std::make_shared<Detail>();
+  detail->code = code;
+  detail->message = std::move(message);
+  compose(*detail);
+  detail_ = std::move(detail);
 }
 
-Error::Detail& Error::mutate() {
-  if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
-  return *detail_;
-}
-
-#define FARSPAN_ERROR_SETTER(field, type) \
-  Error& Error::field(type value) {       \
-    Detail& d = mutate();                 \
-    d.field = std::move(value);           \
-    compose(d);                           \
-    return *this;                         \
-  }
-FARSPAN_ERROR_SETTER(worker, std::string)
-FARSPAN_ERROR_SETTER(operation, std::string)
-FARSPAN_ERROR_SETTER(elapsed, Clock::duration)
-FARSPAN_ERROR_SETTER(advice, std::string)
-FARSPAN_ERROR_SETTER(remote_type, std::string)
-#undef FARSPAN_ERROR_SETTER
-
-Error& Error::trail(std::string hop) {
-  Detail& d = mutate();
-  d.trail += d.trail.empty() ? hop : " <- " + hop;
-  compose(d);
+template <class Change>
+Error& Error::with(Change&& change) {
+  auto detail = std::make_shared<Detail>(*detail_);
+  change(*detail);
+  compose(*detail);
+  detail_ = std::move(detail);
   return *this;
+}
+
+Error& Error::worker(std::string name) {
+  return with([&](Detail& d) { d.worker = std::move(name); });
+}
+Error& Error::operation(std::string operation) {
+  return with([&](Detail& d) { d.operation = std::move(operation); });
+}
+Error& Error::elapsed(Clock::duration elapsed) {
+  return with([&](Detail& d) { d.elapsed = elapsed; });
+}
+Error& Error::advice(std::string advice) {
+  return with([&](Detail& d) { d.advice = std::move(advice); });
+}
+Error& Error::remote_type(std::string type_name) {
+  return with([&](Detail& d) { d.remote_type = std::move(type_name); });
+}
+Error& Error::trail(std::string hop) {
+  return with([&](Detail& d) { d.trail += d.trail.empty() ? hop : " <- " + hop; });
 }
 
 Code Error::code() const noexcept { return detail_->code; }

@@ -75,8 +75,9 @@ class Error : public std::exception {
 
  private:
   struct Detail;
-  Detail& mutate();  // copies when shared
-  std::shared_ptr<Detail> detail_;
+  template <class Change>
+  Error& with(Change&& change);
+  std::shared_ptr<const Detail> detail_;  // shared by copies, so never changed
 };
 
 // The Error inside `failure`, or one that describes it: a std::exception becomes `code` with its

@@ -80,6 +80,8 @@ struct Unwrapped<Future<R>> {
 
 // A handle to a result that another thread or worker delivers once. Copies share the result.
 //
+// One that was made empty, or moved from, throws kInvalidArgument from all that need a result.
+//
 // Threading: every method from any thread. Lifetime: the result lives as long as any copy.
 template <class T>
 class Future {
@@ -91,11 +93,13 @@ class Future {
   explicit Future(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
 
   bool valid() const noexcept { return state_ != nullptr; }
-  bool ready() const noexcept { return state_->ready(); }
+  bool ready() const noexcept { return state_ && state_->ready(); }
 
   // Blocks until the result is there and returns it.
   //   timeout  for this wait only, the operation goes on; kNoTimeout waits as long as it takes
   //   throws   the operation's Error, or kTimeout when `timeout` passed first
+  // Called on a temporary it moves the result out when no other copy of the future is left, and
+  // always when the result cannot be copied.
   std::add_lvalue_reference_t<const T> wait(Millis timeout = kNoTimeout) const& {
     finish(timeout);
     if constexpr (std::is_void_v<T>) {
@@ -108,30 +112,39 @@ class Future {
     finish(timeout);
     if constexpr (std::is_void_v<T>) {
       state_->value();
-    } else if (state_.use_count() == 1) {
+    } else if constexpr (!std::is_copy_constructible_v<T>) {
       return std::move(state_->value());
     } else {
+      // Counted up first: that acquires what other threads did with copies they have let go.
+      const std::shared_ptr<State> again = state_;
+      if (state_.use_count() == 2) return std::move(state_->value());
       return state_->value();
     }
   }
 
-  // True when the result, or its error, is there in time. Throws nothing.
-  bool wait_for(Millis timeout) const { return state_->wait(Deadline::after(timeout)); }
-  bool wait_until(Deadline deadline) const { return state_->wait(deadline); }
+  // True when the result, or its error, is there in time; does not throw that error.
+  bool wait_for(Millis timeout) const { return live().wait(Deadline::after(timeout)); }
+  bool wait_until(Deadline deadline) const { return live().wait(deadline); }
 
-  // The result of a future that is ready; throws its Error.
+  // The result of a future that is ready.
+  //   throws  its Error, or kInvalidArgument when it is not ready
   std::add_lvalue_reference_t<T> value() const {
+    if (!live().ready()) {
+      throw Error(Code::kInvalidArgument, "the result is not there yet")
+          .operation("Future::value")
+          .advice("call wait(), or look at ready() first");
+    }
     if constexpr (std::is_void_v<T>) {
       state_->value();
     } else {
       return state_->value();
     }
   }
-  bool has_error() const noexcept { return state_->ready() && state_->failed(); }
+  bool has_error() const noexcept { return ready() && state_->failed(); }
   const Error& error() const noexcept { return state_->error(); }  // when has_error()
 
   // Runs `fn` when ready, in the thread that delivers the result, or at once. It must not throw.
-  void on_ready(std::function<void()> fn) const { state_->on_ready(std::move(fn)); }
+  void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
   // returns a Future, that one's result. What `fn` throws becomes the error.
@@ -171,8 +184,13 @@ class Future {
   const std::shared_ptr<State>& state() const noexcept { return state_; }
 
  private:
+  State& live() const {
+    if (state_) return *state_;
+    throw Error(Code::kInvalidArgument, "this Future was made empty or moved from: no result comes")
+        .operation("use of a Future");
+  }
   void finish(Millis timeout) const {
-    if (state_->ready()) return;
+    if (live().ready()) return;
     const TimePoint begun = Clock::now();
     if (state_->wait(Deadline::in(timeout))) return;
     throw Error(Code::kTimeout, "the result is not there yet")

@@ -1,12 +1,37 @@
 #include <farspan/c10d/base/future_core.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 namespace farspan {
 namespace {
 
+constexpr int kMaxNesting = 64;
+
 thread_local Waiter* thread_waiter = nullptr;
+
+struct CallbackRow {
+  int depth = 0;  // of callbacks that run one inside the other
+  std::deque<std::function<void()>> waiting;
+
+  void run(std::function<void()>& callback) {
+    struct Nested {
+      int& depth;
+      explicit Nested(int& d) : depth(d) { ++depth; }
+      ~Nested() { --depth; }
+    } nested(depth);
+    callback();
+  }
+  void run_waiting() {
+    while (!waiting.empty()) {
+      std::function<void()> next = std::move(waiting.front());
+      waiting.pop_front();
+      run(next);
+    }
+  }
+};
+thread_local CallbackRow callback_row;
 
 class CondVarSleeper final : public Sleeper {
  public:
@@ -33,6 +58,12 @@ class CondVarSleeper final : public Sleeper {
 Waiter* current_waiter() noexcept { return thread_waiter; }
 void set_current_waiter(Waiter* waiter) noexcept { thread_waiter = waiter; }
 
+CallbackPause::CallbackPause() : outer_depth_(std::exchange(callback_row.depth, 0)) {
+  callback_row.run_waiting();
+}
+
+CallbackPause::~CallbackPause() { callback_row.depth = outer_depth_; }
+
 bool FutureCore::add_sleeper(Sleeper& sleeper) {
   MutexLock lock(mutex_);
   if (ready_.load(std::memory_order_relaxed)) return false;
@@ -57,6 +88,7 @@ void FutureCore::on_ready(std::function<void()> callback) {
 }
 
 bool FutureCore::sleep(Deadline deadline) {
+  const CallbackPause pause;
   CondVarSleeper sleeper;
   if (!add_sleeper(sleeper)) return true;
   sleeper.sleep(deadline);
@@ -78,7 +110,13 @@ void FutureCore::announce() {
     sleepers_.clear();
     callbacks.swap(callbacks_);
   }
-  for (auto& callback : callbacks) callback();
+  CallbackRow& row = callback_row;
+  if (row.depth >= kMaxNesting) {
+    for (auto& callback : callbacks) row.waiting.push_back(std::move(callback));
+    return;
+  }
+  for (auto& callback : callbacks) row.run(callback);
+  if (row.depth == 0) row.run_waiting();
 }
 
 }  // namespace farspan

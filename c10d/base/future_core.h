@@ -37,6 +37,22 @@ class Sleeper {
   ~Sleeper() = default;
 };
 
+// Callbacks that make further futures ready nest up to a depth; the rest wait for their turn in a
+// row, so that a long chain needs no deep stack. A thread that is about to block inside a callback
+// first runs that row, since what it waits for may lie there, and nests anew while it waits.
+//
+// Threading: made and destroyed by the same thread, on its stack.
+class CallbackPause {
+ public:
+  CallbackPause();
+  ~CallbackPause();
+  CallbackPause(const CallbackPause&) = delete;
+  CallbackPause& operator=(const CallbackPause&) = delete;
+
+ private:
+  const int outer_depth_;
+};
+
 // Threading: every method from any thread. Callbacks run in the thread that makes the future ready,
 // or at once in the caller's when it is ready already; never under a lock.
 class FutureCore {

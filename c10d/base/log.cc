@@ -39,9 +39,9 @@ SinkSlot& slot() {
 }
 
 void write_to_stderr(LogLevel level, std::string_view room, std::string_view text) {
-  static const std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "farspan", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  static spdlog::logger* const logger = [] {  // never destroyed, for the same reason
+    auto* made =
+        new spdlog::logger("farspan", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_level(spdlog::level::trace);
     made->set_pattern("%Y-%m-%d %H:%M:%S.%e %P farspan %^%l%$ %v");
     return made;

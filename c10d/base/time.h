@@ -35,11 +35,14 @@ class Deadline {
     return timeout.count() <= 0 ? never() : after(timeout);
   }
 
-  // `delay` from now; zero has expired already.
+  // `delay` from now; zero or less has expired already.
   template <class Rep, class Period>
   static Deadline after(std::chrono::duration<Rep, Period> delay) noexcept {
+    using Seconds = std::chrono::duration<double>;
     const auto now = Clock::now();
-    if (delay >= TimePoint::max() - now) return never();
+    // Compared in double, since hours::max() and the like overflow in nanoseconds.
+    if (Seconds(delay) >= Seconds(TimePoint::max() - now)) return never();
+    if (delay.count() <= 0) return Deadline(now);
     return Deadline(now + std::chrono::duration_cast<Clock::duration>(delay));
   }
 
