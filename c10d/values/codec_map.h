@@ -20,10 +20,10 @@ struct MapCodec {
     const Writer::Nest nest(writer);
     auto entries = out.initMap(static_cast<unsigned>(values.size()));
     unsigned i = 0;
-    for (const auto& [key, value] : values) {
+    for (const auto& entry : values) {
       at_index(i, [&] {
-        Codec<K>::write(entries[i].initKey(), key, writer);
-        Codec<V>::write(entries[i].initValue(), value, writer);
+        Codec<K>::write(entries[i].initKey(), entry.first, writer);
+        Codec<V>::write(entries[i].initValue(), entry.second, writer);
       });
       ++i;
     }

@@ -37,9 +37,9 @@ class Result {
 
   // Of the value: typeid(void) for none.
   virtual const std::type_info& type() const noexcept = 0;
-  virtual void* value() noexcept = 0;
+  virtual void* value() = 0;
   // The value itself; for shared_ptr, unique_ptr and torch::nn's module holders what they hold.
-  virtual ObjectPointer object() noexcept = 0;
+  virtual ObjectPointer object() = 0;
   //   throws  Error kInvalidArgument: a type without a Codec, or BadValue: see Codec<T>::write
   virtual void encode(schema::Value::Builder out, Writer& writer) const = 0;
 };
@@ -99,8 +99,8 @@ class ValueResult final : public Result {
   explicit ValueResult(std::in_place_t, Make&& make) : value_(std::forward<Make>(make)()) {}
 
   const std::type_info& type() const noexcept override { return typeid(T); }
-  void* value() noexcept override { return &value_; }
-  ObjectPointer object() noexcept override {
+  void* value() override { return &value_; }
+  ObjectPointer object() override {
     return {&typeid(typename Pointee<T>::type), Pointee<T>::get(value_)};
   }
   void encode(schema::Value::Builder out, Writer& writer) const override {
@@ -114,8 +114,8 @@ class ValueResult final : public Result {
 class VoidResult final : public Result {
  public:
   const std::type_info& type() const noexcept override { return typeid(void); }
-  void* value() noexcept override { return nullptr; }
-  ObjectPointer object() noexcept override { return {&typeid(void), nullptr}; }
+  void* value() override { return nullptr; }
+  ObjectPointer object() override { return {&typeid(void), nullptr}; }
   void encode(schema::Value::Builder out, Writer&) const override { out.setNone(); }
 };
 
@@ -134,14 +134,14 @@ class FutureResult final : public Result {
   }
 
   const std::type_info& type() const noexcept override { return typeid(T); }
-  void* value() noexcept override {
+  void* value() override {
     if constexpr (std::is_void_v<T>) {
       return nullptr;
     } else {
       return &future_.value();
     }
   }
-  ObjectPointer object() noexcept override {
+  ObjectPointer object() override {
     if constexpr (std::is_void_v<T>) {
       return {&typeid(void), nullptr};
     } else {

@@ -1,6 +1,8 @@
 // The rules under test: codec_struct.h.
 #include <gmock/gmock.h>
 
+#include <ATen/ATen.h>
+
 #include "c10d/values/message_fixture.h"
 
 namespace shop {

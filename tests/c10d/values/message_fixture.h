@@ -19,11 +19,11 @@ struct Message {
 
 // Memory as the receive pool gives it: 64-byte aligned, exactly as large as the bytes.
 inline Buffer aligned_copy(std::span<const std::byte> bytes) {
-  const std::align_val_t alignment{64};
-  auto* data = static_cast<std::byte*>(::operator new(bytes.size(), alignment));
+  static constexpr std::align_val_t kAlignment{64};
+  auto* data = static_cast<std::byte*>(::operator new(bytes.size(), kAlignment));
   if (!bytes.empty()) std::memcpy(data, bytes.data(), bytes.size());
-  return Buffer(data, bytes.size(), std::shared_ptr<void>(data, [alignment](void* p) {
-                  ::operator delete(p, alignment);
+  return Buffer(data, bytes.size(), std::shared_ptr<void>(data, [](void* allocated) {
+                  ::operator delete(allocated, kAlignment);
                 }));
 }
 
