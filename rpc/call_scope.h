@@ -23,8 +23,8 @@ class CallScope final : public ValueScope {
   Worker& worker() noexcept { return worker_; }
   int peer() const noexcept { return peer_; }  // the rank at the other end of the message
 
-  // While writing: `fn` hears once what became of the message. `arrived`: the peer has read it, or
-  // may have; false: it certainly has not.
+  // While writing: `fn` hears once what became of the message. `arrived`: the peer has read it;
+  // false: it may have, or may yet, or never will.
   using OnOutcome = std::function<void(bool arrived)>;
   void on_outcome(OnOutcome fn) { outcomes_.push_back(std::move(fn)); }
   std::vector<OnOutcome> take_outcomes() noexcept { return std::move(outcomes_); }

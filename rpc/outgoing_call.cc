@@ -28,7 +28,7 @@ PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName 
     : worker_(std::move(worker)), peer_(peer), name_(std::move(name)), begun_(Clock::now()) {}
 
 void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
-  settle(true);
+  settle(!reply.failed());
   try {
     if (reply.failed()) {
       fail(named(wire::decode_error(reply.meta.span())));
@@ -61,8 +61,7 @@ void PendingResult::read_return(const wire::InFrame& reply) {
 }
 
 void PendingResult::on_error(const Error& why) noexcept {
-  // What timed out, or was cut off, may have arrived; what could not be sent has not.
-  settle(why.code() != Code::kUnavailable);
+  settle(false);
   fail(named(why));
 }
 

@@ -37,6 +37,8 @@ class PendingResult : public agent::ReplyHandler {
   void on_error(const Error& why) noexcept final;
 
   int peer() const noexcept { return peer_; }
+  // Keeps something alive until the call has ended: the reference that it was made through.
+  void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
 
  protected:
   // Exactly one of them is called, once.
@@ -60,6 +62,7 @@ class PendingResult : public agent::ReplyHandler {
   uint64_t chain_ = 0;
   std::shared_ptr<Interceptor::Scope> scope_;
   std::vector<CallScope::OnOutcome> outcomes_;
+  std::shared_ptr<void> kept_;
 };
 
 template <class T>

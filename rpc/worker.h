@@ -100,6 +100,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   // For the rooms above.
   agent::Messenger& messenger() noexcept { return *messenger_; }
+  const std::shared_ptr<agent::Messenger>& share_messenger() const noexcept { return messenger_; }
   void set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept;
   Interceptor* interceptor() const noexcept { return interceptor_.get(); }
   void put_room(RoomId id, std::shared_ptr<WorkerRoom> room);

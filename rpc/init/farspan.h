@@ -1,0 +1,10 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Everything. Include it as <farspan/farspan.h>.
+#pragma once
+
+#include <farspan/rpc/init/init.h>   // IWYU pragma: export
+#include <farspan/rpc/init/spawn.h>  // IWYU pragma: export
+#include <farspan/rpc/rpc.h>         // IWYU pragma: export
+#include <farspan/rref/remote.h>     // IWYU pragma: export
+#include <farspan/rref/rref.h>       // IWYU pragma: export

@@ -1,0 +1,214 @@
+#include <farspan/rpc/init/init.h>
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/store/generation.h>
+#include <farspan/c10d/store/prefix_store.h>
+#include <farspan/c10d/store/rendezvous.h>
+#include <farspan/rpc/agent/agent.h>
+#include <farspan/rpc/call/registry.h>
+#include <farspan/rpc/init/rooms.h>
+
+namespace farspan {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+
+// The process's worker: what the free functions work on.
+struct OwnWorker {
+  Mutex mutex;
+  std::shared_ptr<Worker> worker FARSPAN_GUARDED_BY(mutex);
+  bool joining FARSPAN_GUARDED_BY(mutex) = false;
+};
+
+OwnWorker& own_worker() {
+  static OwnWorker* own = new OwnWorker;  // never destroyed: threads may outlive main()
+  return *own;
+}
+
+void check_name(const std::string& name) {
+  const auto allowed = [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == '-' || c == ':' || c == '.';
+  };
+  if (!name.empty() && name.size() <= kMaxNameBytes &&
+      std::all_of(name.begin(), name.end(), allowed)) {
+    return;
+  }
+  throw Error(Code::kInvalidArgument, "'" + name + "' is no name for a worker")
+      .operation("init_rpc")
+      .advice("use 1 to 128 letters, digits, '_', '-', ':' or '.'");
+}
+
+// Equal for the workers of one host only.
+std::string host_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat net {};
+  stat("/proc/self/ns/net", &net);
+  return boot + "/" + std::to_string(net.st_ino);
+}
+
+// Puts this rank's value under `what`, and gets everybody's.
+std::vector<std::string> exchange(dist::Store& store, const std::string& what, int rank,
+                                  int world_size, const std::string& value, Deadline deadline) {
+  store.set(what + "/" + std::to_string(rank), value);
+  std::vector<std::string> keys;
+  for (int other = 0; other < world_size; ++other)
+    keys.push_back(what + "/" + std::to_string(other));
+  store.wait(keys, std::max(Millis(1), std::chrono::ceil<Millis>(deadline.remaining())));
+  return store.multi_get(keys);
+}
+
+dist::Rendezvous meeting_place(const WorkerOptions& options) {
+  dist::RendezvousOptions where;
+  where.rank = options.rank;
+  where.world_size = options.world_size;
+  where.timeout = options.init_timeout;
+  if (!options.store) return dist::rendezvous(options.init_method, where);
+  const auto member = dist::membership_of(dist::parse_rendezvous_url("env://"), where);
+  return {options.store, member.rank, member.world_size};
+}
+
+// The address of this host on the way to the store's.
+std::string address_towards(const dist::Store& store) {
+  const std::string address = store.address();
+  const auto unknown = [&] {
+    return Error(Code::kInvalidArgument, "no address of this host is known that other hosts reach")
+        .operation("init_rpc")
+        .advice("set WorkerOptions::bind_host");
+  };
+  if (!address.starts_with("tcp://")) throw unknown();
+  const auto colon = address.rfind(':');
+  std::string host = address.substr(6, colon - 6);
+  if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found) != 0) {
+    throw unknown();
+  }
+  // Connecting a datagram socket sends nothing, but chooses the way.
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage mine{};
+  socklen_t size = sizeof mine;
+  char text[NI_MAXHOST] = "";
+  const bool ok = fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                  getsockname(fd, reinterpret_cast<sockaddr*>(&mine), &size) == 0 &&
+                  getnameinfo(reinterpret_cast<const sockaddr*>(&mine), size, text, sizeof text,
+                              nullptr, 0, NI_NUMERICHOST) == 0;
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  if (!ok) throw unknown();
+  return text;
+}
+
+// Loopback while all share this host; else the address by which this host reaches the store.
+std::string choose_bind_host(dist::Store& store, const dist::Rendezvous& job, Deadline deadline) {
+  const std::string mine = host_id();
+  const auto hosts = exchange(store, "host", job.rank, job.world_size, mine, deadline);
+  const bool one_host =
+      std::all_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host == mine; });
+  return one_host ? "127.0.0.1" : address_towards(*job.store);
+}
+
+void check_names(const std::vector<agent::PeerRecord>& records, int self) {
+  const std::string& mine = records[static_cast<size_t>(self)].info.name;
+  for (const auto& record : records) {
+    if (record.info.rank == self || record.info.name != mine) continue;
+    throw Error(Code::kAlreadyExists, "ranks " + std::to_string(std::min(self, record.info.rank)) +
+                                          " and " +
+                                          std::to_string(std::max(self, record.info.rank)) +
+                                          " are both called '" + mine + "'")
+        .operation("init_rpc")
+        .advice("give each worker a name of its own, \"trainer\" + std::to_string(rank), say");
+  }
+}
+
+std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& options) {
+  const Deadline deadline = Deadline::in(options.init_timeout);
+  Registry::global().check();
+  for (const std::string& note : Registry::global().notes()) log(LogLevel::kInfo, "call", note);
+  const dist::Rendezvous job = meeting_place(options);
+  const std::string generation =
+      dist::agree_on_generation(*job.store, job.rank, job.world_size, deadline);
+  dist::PrefixStore store("farspan/" + generation + "/rpc", job.store);
+
+  agent::AgentOptions setup;
+  setup.self = {name, job.rank};
+  setup.generation = generation;
+  setup.transports = options.transports;
+  setup.bind_host =
+      options.bind_host.empty() ? choose_bind_host(store, job, deadline) : options.bind_host;
+  setup.connect_timeout = options.connect_timeout;
+  setup.reactor.threads = options.threads;
+  setup.reactor.max_threads = options.max_threads;
+  setup.connection_limits.max_in_flight_bytes = options.max_in_flight_bytes;
+  for (const Function* function : Registry::global().all()) {
+    setup.functions.push_back({function->id, function->name, function->signature});
+  }
+  auto agent = std::make_shared<agent::Agent>(std::move(setup));
+  std::vector<agent::PeerRecord> records;
+  for (const std::string& text :
+       exchange(store, "worker", job.rank, job.world_size, agent->record().to_text(), deadline)) {
+    records.push_back(agent::PeerRecord::from_text(text));
+  }
+  check_names(records, job.rank);
+  agent->set_workers(std::move(records));
+  auto worker = Worker::make(agent, {options.rpc_timeout, options.shutdown_timeout});
+  worker->set_stop([agent = agent.get()] { agent->stop(); });
+  furnish(*worker);
+  exchange(store, "ready", job.rank, job.world_size, "1", deadline);  // each can be called now
+  return worker;
+}
+
+}  // namespace
+
+std::shared_ptr<Worker> init_rpc(const std::string& name, WorkerOptions options) {
+  check_name(name);
+  {
+    MutexLock lock(own_worker().mutex);
+    if (own_worker().worker || own_worker().joining) {
+      throw Error(Code::kInvalidArgument, "this process is a worker already")
+          .operation("init_rpc")
+          .advice("call shutdown() before it joins again");
+    }
+    own_worker().joining = true;
+  }
+  std::shared_ptr<Worker> worker;
+  std::exception_ptr failure;
+  try {
+    worker = join(name, options);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  MutexLock lock(own_worker().mutex);
+  own_worker().joining = false;
+  if (failure) std::rethrow_exception(failure);
+  own_worker().worker = worker;
+  return worker;
+}
+
+void shutdown(bool graceful) {
+  std::shared_ptr<Worker> worker;
+  {
+    MutexLock lock(own_worker().mutex);
+    worker = std::exchange(own_worker().worker, nullptr);
+  }
+  if (!worker) {
+    throw Error(Code::kInvalidArgument, "this process is no worker of a job")
+        .operation("shutdown")
+        .advice("call init_rpc(name) first, and shutdown() once");
+  }
+  worker->shutdown(graceful);
+}
+
+}  // namespace farspan

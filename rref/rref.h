@@ -1,0 +1,163 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// RRef<T>: a counted handle to a value that lives on one worker, its owner.
+// Source: PyTorch design note "Remote Reference Protocol"; where we differ: rref/PROTOCOL.md.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/rpc/call/result.h>
+#include <farspan/rpc/call/signature.h>
+#include <farspan/rpc/outgoing_call.h>
+#include <farspan/rref/codec.h>
+#include <farspan/rref/table.h>
+
+namespace farspan {
+
+// Copying an RRef shares the handle; passing one in a call, as an argument or inside one, forks the
+// reference. The owner keeps the value until the last handle, on any worker, is gone.
+//
+// Threading: every method from any thread; none runs user code under a lock.
+// Lifetime:  keeps its worker's table, but not the worker: use after shutdown() throws kShutdown.
+template <class T>
+class RRef {
+ public:
+  using value_type = T;
+
+  RRef() = default;  // refers to nothing: valid() is false
+  // Puts a value where others can refer to it; this worker is its owner.
+  explicit RRef(T value) : RRef(current_worker(), std::move(value)) {}
+  RRef(Worker& worker, T value)
+      : handle_(RRefTable::of(worker).adopt(make_result([&]() -> T { return std::move(value); }),
+                                            type_name_of<T>())) {}
+
+  bool valid() const noexcept { return handle_ != nullptr; }
+  const WorkerInfo& owner() const {
+    return handle_->table().info_of(handle_->id().rref.owner.rank);
+  }
+  bool is_owner() const { return handle_->id().rref.owner == handle_->table().self(); }
+  // The owner counts this handle: for the result of remote(), the value is made.
+  bool confirmed_by_owner() const { return handle_->table().confirmed(*handle_); }
+
+  // Copies the value here, and waits for it to be made.
+  //   returns  a Tensor keeps its shape and dtype
+  //   throws   Error: kTimeout | kDisconnected | kRemote (what making the value threw) | kNotFound
+  //   grads    inside a dist_autograd::Context: recorded as one send/recv pair
+  //   cost     1 round trip and 1 copy of T; neither when is_owner()
+  T to_here(const CallOptions& options = {}) const requires Encodable<T> {
+    if (is_owner()) return result_cast<T>(*local(options));
+    return start<T>(wire::Kind::kRRefFetch, "to_here", "", 0, options, true, nullptr).wait();
+  }
+
+  // The value itself, not a copy; waits for it to be made.
+  //   throws   Error: kNotOwner unless is_owner(); as to_here()
+  T& local_value(const CallOptions& options = {}) const {
+    if (!is_owner()) {
+      throw Error(Code::kNotOwner,
+                  to_text(handle_->id().rref) + " lives on worker '" + owner().name + "', not here")
+          .operation("local_value")
+          .advice("use to_here(), which copies the value");
+    }
+    return result_cast<T>(*local(options));
+  }
+
+  // Calls a method of the value, where it lives. For RRef<std::shared_ptr<Net>> and module holders,
+  // of what they point to. As rpc_sync / rpc_async / remote; the method must be registered:
+  // FARSPAN_REGISTER_METHODS(Net, forward).
+  template <class M, class... Args>
+  auto rpc_sync(M method, Args&&... args) const {
+    return rpc_sync(CallOptions{}, method, std::forward<Args>(args)...);
+  }
+  template <class M, class... Args>
+  auto rpc_sync(const CallOptions& options, M method, Args&&... args) const {
+    return call(options, "rpc_sync", true, method, std::forward<Args>(args)...).wait();
+  }
+  template <class M, class... Args>
+  auto rpc_async(M method, Args&&... args) const {
+    return rpc_async(CallOptions{}, method, std::forward<Args>(args)...);
+  }
+  template <class M, class... Args>
+  auto rpc_async(const CallOptions& options, M method, Args&&... args) const {
+    return call(options, "rpc_async", false, method, std::forward<Args>(args)...);
+  }
+  // Defined in remote.h.
+  template <class M, class... Args>
+  auto remote(M method, Args&&... args) const;
+  template <class M, class... Args>
+  auto remote(const CallOptions& options, M method, Args&&... args) const;
+
+  // "rref 0/17@2": for messages; and equality of what two references refer to.
+  std::string text() const { return to_text(handle_->id().rref); }
+  friend bool operator==(const RRef& a, const RRef& b) {
+    if (!a.handle_ || !b.handle_) return a.handle_ == b.handle_;
+    return a.handle_->id().rref == b.handle_->id().rref;
+  }
+
+  // For the rooms above.
+  explicit RRef(std::shared_ptr<rref::Handle> handle) noexcept : handle_(std::move(handle)) {}
+  const std::shared_ptr<rref::Handle>& handle() const noexcept { return handle_; }
+
+ private:
+  using Object = pointee_t<T>;
+
+  std::shared_ptr<Worker> worker() const { return handle_->table().worker(); }
+
+  std::shared_ptr<Result> local(const CallOptions& options) const {
+    handle_->table().check(*handle_);
+    const auto here = worker();
+    const auto value =
+        handle_->table().local_value(handle_->id().rref, here->rank(), here->deadline_for(options));
+    here->messenger().wait(*value.state(), Deadline::never(), -1);
+    return value.value();
+  }
+
+  template <class M, class... Args>
+  auto call(const CallOptions& options, const char* verb, bool will_wait, M method,
+            Args&&... args) const {
+    static_assert(MethodCallableWith<Object, M, Args...>,
+                  "the arguments do not fit the method, or it is no method of the value");
+    static_assert(ResultTravels<M>, "the result has no Codec: call it with remote()");
+    const Function& function = registered_method<Object>(method);
+    return start<result_of_t<M>>(wire::Kind::kRRefCall, verb, function.name, function.id, options,
+                                 will_wait, [&](OutgoingCall& outgoing) {
+                                   write_arguments<M>(function, outgoing.payload(),
+                                                      outgoing.writer(),
+                                                      std::forward<Args>(args)...);
+                                 });
+  }
+
+  template <class R, class Write>
+  Future<R> start(wire::Kind kind, const char* verb, const std::string& function, uint64_t id,
+                  const CallOptions& options, bool will_wait, Write write) const {
+    handle_->table().check(*handle_);
+    const int to = handle_->id().rref.owner.rank;
+    const auto here = worker();
+    OutgoingCall outgoing(*here, to, kind, {verb, function.empty() ? text() : function}, id);
+    outgoing.subject(rref::encode(rref::Subject{std::nullopt, handle_->id().rref}));
+    if constexpr (!std::is_null_pointer_v<Write>) write(outgoing);
+    auto state = std::make_shared<CallState<R>>(here, to, outgoing.name());
+    state->keep(handle_);
+    outgoing.send(state, options, will_wait);
+    return Future<R>(std::move(state));
+  }
+
+  std::shared_ptr<rref::Handle> handle_;
+};
+
+template <class T>
+struct Codec<RRef<T>> {
+  static std::string type_name() { return "rref<" + type_name_of<T>() + ">"; }
+  static void write(schema::Value::Builder out, const RRef<T>& ref, Writer& writer) {
+    if (!ref.valid()) throw BadValue(Code::kInvalidArgument, "an RRef that refers to nothing");
+    rref::write_handle(out, *ref.handle(), writer);
+  }
+  static RRef<T> read(schema::Value::Reader in, Reader& reader) {
+    return RRef<T>(rref::read_handle(in, reader));
+  }
+};
+
+}  // namespace farspan
