@@ -15,7 +15,10 @@ INCLUDE = re.compile(r"^\s*#\s*include\s+<(farspan/[^>]+)>", re.MULTILINE)
 
 def run(*command):
     print("+", *command, flush=True)
-    subprocess.run([str(word) for word in command], check=True)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}exit status {done.returncode}")
+    return done.stdout
 
 
 def missing_headers(installed, readers):
@@ -47,7 +50,7 @@ def main():
             f"-DCMAKE_CXX_COMPILER={ask.compiler}", f"-DLIBTORCH_ROOT={ask.libtorch}",
             "-DCMAKE_BUILD_TYPE=Release")
         run(ask.cmake, "--build", f"{folder}/build")
-        run(f"{folder}/build/consumer")
+        print(run(f"{folder}/build/consumer"))
 
 
 if __name__ == "__main__":
