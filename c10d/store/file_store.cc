@@ -102,13 +102,19 @@ std::optional<std::string> FileStore::do_compare_set(const std::string& key,
                                                      const std::string& expected,
                                                      const std::string& desired,
                                                      Deadline deadline) {
-  MutexLock lock(mutex_);
-  auto visit = log_.write(deadline);
-  if (!visit.table().matches(name_of(key), expected)) {
-    const std::string* value = visit.table().find(name_of(key));
+  const std::string name = name_of(key);
+  const auto value_in = [&](const Table& table) {
+    const std::string* value = table.find(name);
     return value ? std::optional(*value) : std::nullopt;
+  };
+  MutexLock lock(mutex_);
+  // Where it differs nothing is written, and the lock that keeps others out is not needed.
+  if (const Table& table = log_.read(deadline); !table.matches(name, expected)) {
+    return value_in(table);
   }
-  visit.put(name_of(key), desired);
+  auto visit = log_.write(deadline);
+  if (!visit.table().matches(name, expected)) return value_in(visit.table());
+  visit.put(name, desired);
   visit.commit();
   return desired;
 }

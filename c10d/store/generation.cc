@@ -72,6 +72,12 @@ std::string join(const std::vector<std::string>& texts, const char* between) {
   return all;
 }
 
+Error rank_is_taken(int rank, const std::string& nonce) {
+  return Error(Code::kAlreadyExists,
+               "another worker has rank " + std::to_string(rank) + ", too: " + place_of(nonce))
+      .advice("give each worker a rank of its own");
+}
+
 // Rank 0's side.
 class Leader {
  public:
@@ -92,15 +98,10 @@ class Leader {
       for (int rank = world_size_ - 1; rank > 0; --rank) {
         if (!attend(rank)) missing = rank;
       }
+      hold_rank();
       if (missing == 0) break;
       if (deadline.expired()) throw too_late();
       pause_for(store_, ack_key(name_, missing), &pause, deadline);
-    }
-    const auto leader = find(store_, kLeaderKey);
-    if (leader != nonce_) {
-      throw Error(Code::kAlreadyExists,
-                  "another worker has rank 0, too: " + place_of(leader.value_or("")))
-          .advice("give each worker a rank of its own");
     }
     store_.set(go_key(name_), join({acks_.begin() + 1, acks_.end()}, "\n"));
     tidy();
@@ -108,15 +109,18 @@ class Leader {
   }
 
  private:
-  // Answers the rank's nonce when it is a new one. True once it has acknowledged.
+  // Answers the rank's nonce. True once it has acknowledged.
   bool attend(int rank) {
     auto& ack = acks_[static_cast<size_t>(rank)];
     auto& answered = answered_[static_cast<size_t>(rank)];
     // Also of one that has acknowledged: it may have died, and come again.
     const auto nonce = find(store_, nonce_key(rank));
-    if (nonce && (answered.empty() || answered.back() != *nonce)) {
-      answered.push_back(*nonce);
-      store_.set(answer_key(rank, *nonce), name_ + " " + std::to_string(world_size_));
+    if (nonce) {
+      if (answered.empty() || answered.back() != *nonce) answered.push_back(*nonce);
+      // Again where a rank 0 of an earlier start, on its way out, has answered after this one.
+      const std::string answer = name_ + " " + std::to_string(world_size_);
+      const std::string key = answer_key(rank, *nonce);
+      if (find(store_, key) != answer) store_.set(key, answer);
     }
     ack = find(store_, ack_key(name_, rank)).value_or("");
     if (!ack.empty() && ack.front() == kRefused) {
@@ -127,6 +131,12 @@ class Leader {
     }
     come_[static_cast<size_t>(rank)] = !answered.empty() && ack == answered.back();
     return come_[static_cast<size_t>(rank)];
+  }
+
+  // Of two workers with rank 0, the one that came first gives way.
+  void hold_rank() {
+    const auto holder = find(store_, kLeaderKey);
+    if (holder != nonce_) throw rank_is_taken(0, holder.value_or(""));
   }
 
   void tidy() {
@@ -212,16 +222,10 @@ class Follower {
   // Of two workers with one rank, the one that came first gives way.
   void hold_rank() {
     const auto holder = find(store_, nonce_key(rank_));
-    if (holder && *holder != nonce_) throw rank_is_taken(*holder);
+    if (holder && *holder != nonce_) throw rank_is_taken(rank_, *holder);
     if (name_.empty()) return;
     const auto ack = find(store_, ack_key(name_, rank_));
     if (ack && *ack != nonce_) store_.set(ack_key(name_, rank_), nonce_);
-  }
-
-  Error rank_is_taken(const std::string& nonce) const {
-    return Error(Code::kAlreadyExists,
-                 "another worker has rank " + std::to_string(rank_) + ", too: " + place_of(nonce))
-        .advice("give each worker a rank of its own");
   }
 
   void acknowledge(const std::string& name, const std::string& answer) {

@@ -19,6 +19,7 @@ constexpr Millis kFirstPause{10};  // between attempts to connect
 constexpr Millis kLongestPause{1'000};
 constexpr std::chrono::seconds kLongestAttempt{30};  // somebody may accept and never answer
 constexpr Millis kSpinPause{10};
+constexpr Millis kAnswer{5'000};
 constexpr Millis kWorkersPause{10};  // between looks at how many have come
 
 std::string on_wire(const std::string& key) { return "/" + key; }
@@ -159,11 +160,13 @@ void TcpStore::connect(Deadline deadline) {
 // As PyTorch counts, so that workers of both kinds can be counted together.
 void TcpStore::meet(int world_size, bool wait, Deadline deadline) {
   const auto add = [&](int64_t delta) {
-    return with_connection(deadline, [&](TcpConnection& connection) {
+    // So that the last look, too, is answered.
+    const Deadline answer = deadline.remaining() > kAnswer ? deadline : Deadline::after(kAnswer);
+    return with_connection(answer, [&](TcpConnection& connection) {
       std::string command = command_of(TcpCode::kAdd, {kTcpWorkersKey});
       put_i64(command, delta);
-      connection.send(command, deadline);
-      return connection.read_i64(deadline);
+      connection.send(command, answer);
+      return connection.read_i64(answer);
     });
   };
   int64_t come = add(1);

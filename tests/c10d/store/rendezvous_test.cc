@@ -1,0 +1,225 @@
+// URLs and environment variables to a store, a rank and a world size. The rules:
+// c10d/store/rendezvous.h.
+#include <farspan/c10d/store/rendezvous.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/store/hash_store.h>
+#include <farspan/c10d/store/tcp_store.h>
+
+#include "c10d/store/reserved_port.h"
+#include "c10d/store/temporary_folder.h"
+
+namespace farspan::dist {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+using testing::ReservedPort;
+using testing::TemporaryFolder;
+
+template <class Call>
+Error error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(Code::kOk, "nothing was thrown");
+}
+
+// Options that know no environment, and give up soon.
+RendezvousOptions plain(Millis timeout = 20s) {
+  RendezvousOptions options;
+  options.environment = {};
+  options.timeout = timeout;
+  return options;
+}
+
+// As a launcher would set it for one worker.
+RendezvousOptions launched(int rank, int world_size, uint16_t port) {
+  RendezvousOptions options = plain();
+  options.environment.rank = std::to_string(rank);
+  options.environment.world_size = std::to_string(world_size);
+  options.environment.master_addr = "127.0.0.1";
+  options.environment.master_port = std::to_string(port);
+  return options;
+}
+
+TEST(Rendezvous, EnvMeetsAtTheMasterWhichRankZeroHosts) {
+  const ReservedPort port;
+  auto zero = std::async(std::launch::async,
+                         [&] { return rendezvous("env://", launched(0, 2, port.number())); });
+  const Rendezvous one = rendezvous("env://", launched(1, 2, port.number()));
+  EXPECT_EQ(one.rank, 1);
+  EXPECT_EQ(one.world_size, 2);
+  const Rendezvous first = zero.get();
+  EXPECT_EQ(first.rank, 0);
+  first.store->set("k", "v");
+  EXPECT_EQ(one.store->get("k"), "v");
+}
+
+TEST(Rendezvous, TwoPartsOfAProgramMayBothMeetAtTheMaster) {
+  const ReservedPort port;
+  const Rendezvous rpc = rendezvous("env://", launched(0, 1, port.number()));
+  const Rendezvous dist = rendezvous("env://", launched(0, 1, port.number()));
+  rpc.store->set("k", "v");
+  EXPECT_EQ(dist.store->get("k"), "v");
+}
+
+TEST(Rendezvous, WhereTheAgentHostsTheStoreNoWorkerDoes) {
+  const auto agent = TcpStoreServer::start();
+  RendezvousOptions options = launched(0, 1, agent->port());
+  options.environment.agent_hosts_store = true;
+  const Rendezvous zero = rendezvous("env://", options);
+  EXPECT_FALSE(std::dynamic_pointer_cast<TcpStore>(zero.store)->server());
+  // Nor when the same place is written as a URL.
+  const std::string url = "tcp://127.0.0.1:" + std::to_string(agent->port());
+  const Rendezvous same = rendezvous(url, options);
+  EXPECT_FALSE(std::dynamic_pointer_cast<TcpStore>(same.store)->server());
+}
+
+TEST(Rendezvous, TheAgentsStoreMeansNothingForAnotherPlace) {
+  const ReservedPort other;
+  RendezvousOptions options = launched(0, 1, 1);
+  options.environment.agent_hosts_store = true;
+  const std::string url = "tcp://127.0.0.1:" + std::to_string(other.number());
+  const Rendezvous zero = rendezvous(url, options);
+  EXPECT_TRUE(std::dynamic_pointer_cast<TcpStore>(zero.store)->server());
+}
+
+TEST(Rendezvous, TcpTakesRankAndWorldSizeFromItsUrl) {
+  const ReservedPort port;
+  const std::string url = "tcp://127.0.0.1:" + std::to_string(port.number());
+  auto zero = std::async(std::launch::async,
+                         [&] { return rendezvous(url + "?rank=0&world_size=2", plain()); });
+  const Rendezvous one = rendezvous(url + "?rank=1&world_size=2&use_libuv=1", plain());
+  EXPECT_EQ(one.rank, 1);
+  zero.get().store->set("k", "v");
+  EXPECT_EQ(one.store->address(), url);
+}
+
+TEST(Rendezvous, FileMeetsInAFileThatTheLastRemoves) {
+  const TemporaryFolder folder;
+  const std::string url = "file://" + folder.file("job");
+  {
+    RendezvousOptions options = plain();
+    options.rank = 0;
+    options.world_size = 2;
+    const Rendezvous zero = rendezvous(url, options);
+    options.rank = 1;
+    const Rendezvous one = rendezvous(url, options);
+    one.store->set("k", "v");
+    EXPECT_EQ(zero.store->get("k"), "v");
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.file("job")));
+}
+
+TEST(Rendezvous, OptionsWinOverTheUrlAndTheUrlOverTheEnvironment) {
+  RendezvousOptions options = plain();
+  options.environment.rank = "3";
+  options.environment.world_size = "4";
+  const auto url = parse_rendezvous_url("tcp://h:1?rank=2");
+  EXPECT_EQ(membership_of(url, options).rank, 2);
+  EXPECT_EQ(membership_of(url, options).world_size, 4);
+  options.rank = 1;
+  EXPECT_EQ(membership_of(url, options).rank, 1);
+}
+
+struct Refused {
+  const char* url;
+  std::function<void(RendezvousOptions&)> change;
+  const char* says;
+};
+
+TEST(Rendezvous, WhatIsMissingOrWrongIsNamed) {
+  const Refused all[] = {
+      {"env://", [](auto& o) { o.environment.rank.reset(); }, "RANK is not set"},
+      {"env://", [](auto& o) { o.environment.world_size.reset(); }, "WORLD_SIZE is not set"},
+      {"env://", [](auto& o) { o.environment.master_addr.reset(); }, "MASTER_ADDR is not set"},
+      {"env://", [](auto& o) { o.environment.master_port.reset(); }, "MASTER_PORT is not set"},
+      {"env://", [](auto& o) { o.environment.rank = "two"; }, "RANK is 'two', which is no number"},
+      {"env://", [](auto& o) { o.environment.rank = "2"; },
+       "RANK is 2, with WORLD_SIZE 2 it must be 0 to 1"},
+      {"env://", [](auto& o) { o.environment.rank = "-2"; }, "RANK is -2"},
+      {"env://", [](auto& o) { o.environment.world_size = "0"; }, "WORLD_SIZE is 0"},
+      {"env://", [](auto& o) { o.environment.world_size = "99999999999"; }, "no number"},
+      {"env://", [](auto& o) { o.environment.master_port = "http"; }, "MASTER_PORT is 'http'"},
+      {"env://", [](auto& o) { o.environment.master_port = "65536"; }, "MASTER_PORT is '65536'"},
+      {"env://somewhere", [](auto&) {}, "env://"},
+      {"tcp://localhost", [](auto&) {}, "localhost"},
+      {"tcp://localhost:0", [](auto&) {}, "port 0"},
+      {"tcp://h:1?rank=x", [](auto&) {}, "rank in the URL is 'x'"},
+      {"tcp://h:1?rank", [](auto&) {}, "'rank' in the URL"},
+      {"tcp://h:1?worldsize=2", [](auto&) {}, "'worldsize' in the URL is not known"},
+      {"file://job", [](auto&) {}, "no absolute path"},
+      {"file://", [](auto&) {}, "no absolute path"},
+      {"etc://x", [](auto&) {}, "nobody here knows etc://"},
+      {"localhost:1234", [](auto&) {}, "is no URL"},
+      {"", [](auto&) {}, "is no URL"},
+  };
+  for (const Refused& refused : all) {
+    RendezvousOptions options = launched(1, 2, 1);
+    options.timeout = 50ms;
+    refused.change(options);
+    const Error error = error_of([&] { rendezvous(refused.url, options); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument) << refused.url;
+    EXPECT_THAT(error.what(), HasSubstr(refused.says)) << refused.url;
+    EXPECT_FALSE(error.advice().empty()) << refused.url;
+  }
+}
+
+TEST(Rendezvous, AStoreThatIsNotThereIsSaidAfterTheTimeout) {
+  const ReservedPort port;
+  RendezvousOptions options = launched(1, 2, port.number());
+  options.timeout = 50ms;
+  const Error error = error_of([&] { rendezvous("env://", options); });
+  EXPECT_EQ(error.code(), Code::kUnavailable);
+  EXPECT_GE(error.elapsed(), 50ms);
+  EXPECT_THAT(error.what(), HasSubstr("127.0.0.1:" + std::to_string(port.number())));
+  EXPECT_THAT(error.advice(), HasSubstr("MASTER_ADDR"));
+}
+
+TEST(Rendezvous, APortInUseIsSaidByRankZero) {
+  const auto stranger = TcpStoreServer::start();
+  const Error error = error_of([&] { rendezvous("env://", launched(0, 1, stranger->port())); });
+  EXPECT_EQ(error.code(), Code::kAlreadyExists);
+  EXPECT_THAT(error.what(), HasSubstr("127.0.0.1:" + std::to_string(stranger->port())));
+}
+
+TEST(Rendezvous, OtherSchemesCanBeRegisteredOnce) {
+  const auto handler = [](const RendezvousUrl& url, const RendezvousOptions&) {
+    EXPECT_EQ(url.place, "somewhere");
+    return Rendezvous{std::make_shared<HashStore>(), 4, 5};
+  };
+  register_rendezvous("test-memory", handler);
+  const Rendezvous here = rendezvous("test-memory://somewhere", plain());
+  EXPECT_EQ(here.rank, 4);
+  EXPECT_EQ(here.store->address(), "memory");
+  const Error error = error_of([&] { register_rendezvous("env", handler); });
+  EXPECT_EQ(error.code(), Code::kAlreadyExists);
+}
+
+TEST(LaunchEnvironment, IsReadFromTheVariablesOfTheLaunchers) {
+  const std::pair<const char*, const char*> variables[] = {
+      {"RANK", "1"},           {"WORLD_SIZE", "2"},     {"LOCAL_WORLD_SIZE", ""},
+      {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  for (const auto& [name, value] : variables) setenv(name, value, 1);
+  const LaunchEnvironment found = LaunchEnvironment::read();
+  for (const auto& [name, value] : variables) unsetenv(name);
+  EXPECT_EQ(found.rank, "1");
+  EXPECT_EQ(found.world_size, "2");
+  EXPECT_EQ(found.local_world_size, std::nullopt);
+  EXPECT_EQ(found.master_addr, "host");
+  EXPECT_EQ(found.master_port, "1234");
+  EXPECT_TRUE(found.agent_hosts_store);
+  EXPECT_FALSE(LaunchEnvironment::read().agent_hosts_store);
+}
+
+}  // namespace
+}  // namespace farspan::dist
