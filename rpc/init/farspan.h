@@ -3,6 +3,7 @@
 // Everything. Include it as <farspan/farspan.h>.
 #pragma once
 
+#include <farspan/autograd/context.h>  // IWYU pragma: export
 #include <farspan/rpc/init/init.h>   // IWYU pragma: export
 #include <farspan/rpc/init/spawn.h>  // IWYU pragma: export
 #include <farspan/rpc/rpc.h>         // IWYU pragma: export

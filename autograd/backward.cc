@@ -1,0 +1,328 @@
+// How a worker takes part in backward passes: the protocol says what to do, executors do it.
+#include <utility>
+
+#include <farspan/autograd/room.h>
+#include <farspan/c10d/base/log.h>
+
+namespace farspan::dist_autograd {
+
+// This worker's share of one pass.
+struct AutogradRoom::PassRun {
+  PassRun(const PassId& pass, ContextPtr of) : id(pass), context(std::move(of)) {}
+  const PassId id;
+  const ContextPtr context;
+  std::vector<Root> roots;  // at the initiator
+  Promise<void> over;       // likewise
+  Mutex mutex;
+  std::shared_ptr<Executor> executor FARSPAN_GUARDED_BY(mutex);  // from the first walk on
+  std::map<SendId, Gradients> kept FARSPAN_GUARDED_BY(mutex);
+};
+
+namespace {
+
+template <class... Fs>
+struct Overloaded : Fs... {
+  using Fs::operator()...;
+};
+
+}  // namespace
+
+template <class Fn>
+void AutogradRoom::step(Fn&& fn, const Gradients* gradients) {
+  PassActions actions;
+  {
+    MutexLock lock(mutex_);
+    fn(protocol_, actions);
+  }
+  perform(std::move(actions), gradients);
+}
+
+void AutogradRoom::release_passes(ContextId id) {
+  step([&](PassProtocol& p, PassActions& actions) { p.release(id, actions); });
+}
+
+void AutogradRoom::lose_peer(int rank, const Error& why) {
+  step([&](PassProtocol& p, PassActions& actions) { p.peer_lost(rank, why, actions); });
+}
+
+void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Tensor>& roots,
+                            const std::vector<at::Tensor>& gradients,
+                            const BackwardOptions& options) {
+  std::vector<Root> starts = make_roots(roots, gradients);
+  Deadline deadline = agent::current_call().deadline;
+  if (options.timeout > kNoTimeout) {
+    deadline = earlier(deadline, Deadline(messenger_->now() + options.timeout));
+  }
+  Future<void> over;
+  step([&](PassProtocol& p, PassActions& actions) FARSPAN_REQUIRES(mutex_) {
+    const PassId pass = p.begin(context->id, options.mode, options.retain_graph, deadline,
+                                messenger_->now(), actions);
+    auto run = std::make_shared<PassRun>(pass, context);
+    run->roots = std::move(starts);
+    over = run->over.future();
+    passes_.emplace(pass, std::move(run));
+  });
+  messenger_->wait(*over.state(), Deadline::never(), -1);
+  over.value();
+}
+
+std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_of(const PassId& pass, bool remove) {
+  MutexLock lock(mutex_);
+  const auto found = passes_.find(pass);
+  if (found == passes_.end()) return nullptr;
+  auto run = found->second;
+  if (remove) passes_.erase(found);
+  return run;
+}
+
+void AutogradRoom::keep(const Keep& action, const Gradients* gradients) {
+  const auto pass = run_or_make(action.pass);
+  if (!pass || !gradients) return;
+  MutexLock lock(pass->mutex);
+  pass->kept[action.send] = *gradients;
+}
+
+void AutogradRoom::perform(PassActions actions, const Gradients* gradients) {
+  // First of all, since a walk may already lead to what is kept being asked for.
+  for (const PassAction& action : actions) {
+    if (const auto* kept = std::get_if<Keep>(&action)) keep(*kept, gradients);
+  }
+  for (const PassAction& action : actions) {
+    std::visit(Overloaded{
+                   [&](const Walk& a) { walk(a); },
+                   [&](const Start& a) {
+                     const auto pass = run_of(a.pass);
+                     if (!pass) return;
+                     if (const auto executor = executor_of(*pass)) executor->start();
+                     run(pass);
+                   },
+                   [&](const Send& a) { send(a, gradients); },
+                   [](const Keep&) {},
+                   [&](const Feed& a) { feed(a, gradients); },
+                   [&](const Retire& a) { retire(a.pass); },
+                   [&](const Cancel& a) {
+                     const auto pass = run_of(a.pass);
+                     if (!pass) return;
+                     if (const auto executor = executor_of(*pass)) executor->cancel(a.why);
+                     retire(a.pass);
+                   },
+                   [&](const Complete& a) { complete(a); },
+                   [&](const ArmTimer& a) {
+                     messenger_->call_at(a.at, [weak = weak_from_this(), pass = a.pass] {
+                       if (const auto room = weak.lock()) {
+                         room->messenger_->run([room, pass] {
+                           room->step([&](PassProtocol& p, PassActions& more) {
+                             p.timer(pass, room->messenger_->now(), more);
+                           });
+                         });
+                       }
+                     });
+                   },
+               },
+               action);
+  }
+}
+
+// The initiator's is needed until the user has been told.
+void AutogradRoom::retire(const PassId& id) {
+  const auto pass = run_of(id, id.initiator != self_);
+  if (!pass) return;
+  std::shared_ptr<Executor> executor;  // destroyed outside the lock
+  MutexLock lock(pass->mutex);
+  executor = std::move(pass->executor);
+}
+
+std::shared_ptr<Executor> AutogradRoom::executor_of(PassRun& pass) const {
+  MutexLock lock(pass.mutex);
+  return pass.executor;
+}
+
+// For a pass that another worker began; null when its context is gone.
+std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_or_make(const PassId& pass) {
+  MutexLock lock(mutex_);
+  auto& run = passes_[pass];
+  if (run) return run;
+  const auto context = contexts_.find(pass.context);
+  if (context == contexts_.end()) {
+    passes_.erase(pass);
+    return nullptr;
+  }
+  run = std::make_shared<PassRun>(pass, context->second);
+  return run;
+}
+
+void AutogradRoom::walk(const Walk& action) {
+  Walked found;
+  try {
+    const auto pass = run_or_make(action.pass);
+    if (!pass) {
+      throw Error(Code::kNotFound, "the context is not known on worker '" +
+                                       messenger_->self().name + "' (any more)");
+    }
+    auto executor = executor_of(*pass);
+    if (!executor) executor = make_executor(pass, action.terms);
+    std::vector<Boundary*> reached;
+    if (action.roots) reached = executor->walk(pass->roots);
+    std::vector<std::shared_ptr<torch::autograd::Node>> entries;
+    {
+      MutexLock lock(pass->context->mutex);
+      const auto enter = [&](const std::shared_ptr<SendNode>& node) {
+        entries.push_back(node);
+        if (action.all_sends) found.sends.push_back({node->peer(), node->id()});
+      };
+      if (action.all_sends) {
+        for (const auto& [id, node] : pass->context->sends) enter(node);
+      }
+      for (const SendId id : action.sends) {
+        const auto node = pass->context->sends.find(static_cast<uint64_t>(id));
+        if (node == pass->context->sends.end()) {
+          throw Error(Code::kNotFound, "a tensor was received that worker '" +
+                                           messenger_->self().name + "' did not send");
+        }
+        enter(node->second);
+      }
+    }
+    if (!entries.empty()) {
+      for (Boundary* boundary : executor->walk(entries)) reached.push_back(boundary);
+    }
+    for (Boundary* boundary : reached) {
+      const auto& receive = dynamic_cast<const ReceiveNode&>(*boundary);
+      found.receives.push_back({receive.peer(), receive.id()});
+    }
+  } catch (...) {
+    fail(action.pass, std::current_exception());
+    return;
+  }
+  step([&](PassProtocol& p, PassActions& actions) {
+    p.walked(action.pass, action.token, found, messenger_->now(), actions);
+  });
+}
+
+std::shared_ptr<Executor> AutogradRoom::make_executor(const std::shared_ptr<PassRun>& pass,
+                                                      const PassTerms& terms) {
+  ExecutorOptions options;
+  options.retain_graph = terms.retain_graph;
+  auto sink = [weak = weak_from_this(), id = pass->id](Boundary& boundary,
+                                                       torch::autograd::variable_list gradients) {
+    const auto room = weak.lock();
+    if (!room) return;
+    const SendId receive = dynamic_cast<ReceiveNode&>(boundary).id();
+    room->step(
+        [&](PassProtocol& p, PassActions& actions) {
+          p.gradient_left(id, receive, room->messenger_->now(), actions);
+        },
+        &gradients);
+  };
+  MutexLock lock(pass->mutex);
+  if (!pass->executor) {
+    pass->executor = std::make_shared<Executor>(options, pass->context->leaves, std::move(sink));
+  }
+  return pass->executor;
+}
+
+void AutogradRoom::send(const Send& action, const Gradients* gradients) {
+  static const Gradients kNone;
+  const bool carries = std::holds_alternative<GradientHead>(action.message);
+  const Gradients& payload = carries && gradients ? *gradients : kNone;
+  if (action.to == self_) {
+    // Its own gradient comes back to this worker; on another task, since a node may be running.
+    messenger_->run([room = shared_from_this(), message = action.message, payload] {
+      room->step(
+          [&](PassProtocol& p, PassActions& actions) {
+            p.received(room->self_, message, room->messenger_->now(), actions);
+          },
+          &payload);
+    });
+    return;
+  }
+  try {
+    MetaBuilder builder;
+    wire::OutFrame frame;
+    encode(builder, action.message, payload, frame.segments);
+    frame.header.kind = carries ? wire::Kind::kAutogradGradient : wire::Kind::kAutogradControl;
+    frame.meta = builder.finish();
+    messenger_->post(action.to, frame);
+  } catch (...) {
+    const auto pass = std::visit([](const auto& m) { return m.pass; }, action.message);
+    fail(pass, std::current_exception());
+  }
+}
+
+void AutogradRoom::feed(const Feed& action, const Gradients* gradients) {
+  const auto pass = run_of(action.pass);
+  if (!pass) return;
+  std::shared_ptr<Executor> executor;
+  Gradients fed;
+  {
+    MutexLock lock(pass->mutex);
+    const auto kept = pass->kept.find(action.send);
+    if (kept != pass->kept.end()) {
+      fed = std::move(kept->second);
+      pass->kept.erase(kept);
+    } else if (gradients) {
+      fed = *gradients;
+    }
+    executor = pass->executor;
+  }
+  try {
+    std::shared_ptr<SendNode> node;
+    {
+      MutexLock lock(pass->context->mutex);
+      const auto found = pass->context->sends.find(static_cast<uint64_t>(action.send));
+      if (found != pass->context->sends.end()) node = found->second;
+    }
+    if (!executor || !node)
+      throw Error(Code::kInternal, "a gradient for a node that was not walked");
+    executor->feed(node, {fed.begin(), fed.end()});
+  } catch (...) {
+    fail(action.pass, std::current_exception());
+    return;
+  }
+  run(pass);
+}
+
+void AutogradRoom::run(const std::shared_ptr<PassRun>& pass) {
+  const auto executor = executor_of(*pass);
+  if (!executor) return;
+  try {
+    if (executor->run() != Executor::Progress::kFinished) return;
+  } catch (...) {
+    fail(pass->id, std::current_exception());
+    return;
+  }
+  step([&](PassProtocol& p, PassActions& actions) { p.finished(pass->id, actions); });
+}
+
+void AutogradRoom::fail(const PassId& pass, const std::exception_ptr& failure) {
+  Error why = to_error(failure, Code::kRemote);
+  why.trail("worker '" + messenger_->self().name + "' (rank " + std::to_string(self_) + ")");
+  step([&](PassProtocol& p, PassActions& actions) { p.failed(pass, why, actions); });
+}
+
+void AutogradRoom::complete(const Complete& action) {
+  const auto pass = run_of(action.pass, true);
+  if (!pass) return;
+  if (action.error) {
+    Error error = *action.error;
+    if (error.operation().empty()) error.operation("backward");
+    pass->over.set_error(error);
+  } else {
+    pass->over.set_value();
+  }
+}
+
+void AutogradRoom::on_message(agent::Request request) {
+  try {
+    Decoded decoded = decode(request.frame().meta.span(), request.frame().segments);
+    if (decoded.release) return release(decoded.release->context);
+    step(
+        [&](PassProtocol& p, PassActions& actions) {
+          p.received(request.from(), *decoded.message, messenger_->now(), actions);
+        },
+        &decoded.gradients);
+  } catch (const Error& e) {
+    log(LogLevel::kWarning, "autograd", e.what());
+  }
+}
+
+}  // namespace farspan::dist_autograd

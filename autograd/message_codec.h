@@ -1,0 +1,35 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// The codec of what workers tell each other during backward passes: autograd.capnp and back.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <farspan/autograd/pass_messages.h>
+#include <farspan/c10d/values/message.h>
+#include <farspan/c10d/values/value_io.h>
+
+namespace farspan::dist_autograd {
+
+// "The context is over."
+struct Release {
+  ContextId context{};
+};
+
+// Writes a message; `gradients` travel with a GradientHead only.
+//   throws  Error kInvalidArgument: a gradient that does not travel
+void encode(MetaBuilder& builder, const PassMessage& message,
+            const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments);
+void encode(MetaBuilder& builder, const Release& release);
+
+struct Decoded {
+  std::optional<Release> release;  // one of these two
+  std::optional<PassMessage> message;
+  std::vector<at::Tensor> gradients;
+};
+//   throws  Error kCorrupt
+Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments);
+
+}  // namespace farspan::dist_autograd

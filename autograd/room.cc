@@ -1,0 +1,250 @@
+#include <farspan/autograd/room.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+
+namespace farspan::dist_autograd {
+namespace {
+
+constexpr uint16_t kExtensionRoom = 1;
+constexpr size_t kTombstones = 4096;
+
+thread_local ContextPtr thread_context;
+
+uint64_t with_rank(int rank, uint64_t number) {
+  return (static_cast<uint64_t>(rank + 1) << 44) | number;
+}
+
+// What a call is in: its context is the thread's while its function runs.
+class ContextScope final : public Interceptor::Scope {
+ public:
+  explicit ContextScope(ContextPtr context) : context_(std::move(context)) {}
+  void enter() override { outer_ = std::exchange(thread_context, context_); }
+  void leave() noexcept override { thread_context = std::exchange(outer_, nullptr); }
+  const ContextPtr& context() const noexcept { return context_; }
+
+ private:
+  const ContextPtr context_;
+  ContextPtr outer_;
+};
+
+const Extension* extension_of(std::span<const Extension> extensions) {
+  for (const Extension& extension : extensions) {
+    if (extension.room == kExtensionRoom) return &extension;
+  }
+  return nullptr;
+}
+
+void record_incoming(int from, const Extension& extension, TensorList& tensors) {
+  if (extension.second == 0) return;
+  std::vector<at::Tensor*> received;
+  for (at::Tensor& tensor : tensors) received.push_back(&tensor);
+  record_receive(SendId(extension.second), from, std::move(received));
+}
+
+}  // namespace
+
+ContextPtr current_context() noexcept { return thread_context; }
+
+std::shared_ptr<AutogradRoom> AutogradRoom::install(Worker& worker) {
+  std::shared_ptr<AutogradRoom> room(new AutogradRoom(worker));
+  worker.put_room(RoomId::kAutograd, room);
+  worker.set_interceptor(room);
+  room->listen();
+  return room;
+}
+
+std::shared_ptr<AutogradRoom> AutogradRoom::of(Worker& worker) {
+  if (auto* room = static_cast<AutogradRoom*>(worker.room(RoomId::kAutograd))) {
+    return room->shared_from_this();
+  }
+  throw Error(Code::kInvalidArgument, "worker '" + worker.name() + "' has no distributed autograd")
+      .advice("make workers with init_rpc");
+}
+
+AutogradRoom::AutogradRoom(Worker& worker)
+    : messenger_(worker.share_messenger()),
+      self_(worker.rank()),
+      protocol_(worker.rank(), [messenger = worker.share_messenger()](int rank) {
+        return messenger->workers().at(static_cast<size_t>(rank)).name;
+      }) {}
+
+void AutogradRoom::listen() {
+  using Run = agent::Messenger::Run;
+  const auto weak = weak_from_this();
+  const auto serve = [weak](agent::Request request) {
+    if (const auto room = weak.lock()) room->on_message(std::move(request));
+  };
+  // As tasks: they walk graphs and run nodes.
+  messenger_->handle(wire::Kind::kAutogradControl, Run::kAsTask, serve);
+  messenger_->handle(wire::Kind::kAutogradGradient, Run::kAsTask, serve);
+  messenger_->on_worker_lost([weak](int rank, const Error& why) {
+    const auto room = weak.lock();
+    if (!room) return;
+    room->messenger_->run([room, rank, why] {
+      room->lose_peer(rank, why);
+      std::vector<ContextId> orphans;  // that it had made
+      {
+        MutexLock lock(room->mutex_);
+        for (const auto& [id, context] : room->contexts_) {
+          if (static_cast<uint64_t>(id) >> 44 == static_cast<uint64_t>(rank + 1)) {
+            orphans.push_back(id);
+          }
+        }
+      }
+      for (const ContextId id : orphans) room->release(id);
+    });
+  });
+}
+
+ContextPtr AutogradRoom::new_context() {
+  const auto id = ContextId(with_rank(self_, next_context_.fetch_add(1)));
+  auto context = std::make_shared<ContextState>(id);
+  MutexLock lock(mutex_);
+  contexts_.emplace(id, context);
+  return context;
+}
+
+ContextPtr AutogradRoom::find(ContextId id) const {
+  MutexLock lock(mutex_);
+  const auto found = contexts_.find(id);
+  return found == contexts_.end() ? nullptr : found->second;
+}
+
+ContextPtr AutogradRoom::find_or_make(ContextId id) {
+  MutexLock lock(mutex_);
+  if (released_.count(id) > 0) {
+    throw Error(Code::kCancelled, "the call's distributed autograd context has been released")
+        .advice("let calls end before their dist_autograd::Context does");
+  }
+  auto& context = contexts_[id];
+  if (!context) context = std::make_shared<ContextState>(id);
+  return context;
+}
+
+void AutogradRoom::release(ContextId id) {
+  ContextPtr context;
+  std::set<int> workers;
+  {
+    MutexLock lock(mutex_);
+    const auto found = contexts_.find(id);
+    if (found != contexts_.end()) {
+      context = std::move(found->second);
+      contexts_.erase(found);
+    }
+    if (released_.insert(id).second) released_order_.push_back(id);
+    if (released_order_.size() > 2 * kTombstones) {
+      for (size_t i = 0; i < kTombstones; ++i) released_.erase(released_order_[i]);
+      released_order_.erase(released_order_.begin(), released_order_.begin() + kTombstones);
+    }
+  }
+  release_passes(id);
+  if (!context) return;
+  {
+    MutexLock lock(context->mutex);
+    workers.swap(context->workers);
+    context->sends.clear();
+  }
+  tell_release(id, workers);
+}
+
+void AutogradRoom::tell_release(ContextId id, const std::set<int>& workers) {
+  for (const int rank : workers) {
+    if (rank == self_) continue;
+    MetaBuilder builder;
+    encode(builder, Release{id});
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kAutogradControl;
+    frame.meta = builder.finish();
+    messenger_->post(rank, frame);
+  }
+}
+
+AutogradCounters AutogradRoom::counters() const {
+  MutexLock lock(mutex_);
+  return {contexts_.size(), protocol_.active()};
+}
+
+void AutogradRoom::end() {
+  std::map<PassId, std::shared_ptr<PassRun>> passes;
+  std::map<ContextId, ContextPtr> contexts;
+  MutexLock lock(mutex_);
+  passes.swap(passes_);
+  contexts.swap(contexts_);
+}
+
+void AutogradRoom::record(ContextState& context, int to, const TensorList& tensors,
+                          Extensions& extensions) {
+  const auto id = SendId(with_rank(self_, next_send_.fetch_add(1)));
+  const auto node = record_send(id, to, {tensors.begin(), tensors.end()});
+  if (node) {
+    MutexLock lock(context.mutex);
+    context.sends.emplace(static_cast<uint64_t>(id), node);
+  }
+  extensions.push_back(
+      {kExtensionRoom, static_cast<uint64_t>(context.id), node ? static_cast<uint64_t>(id) : 0});
+}
+
+std::shared_ptr<Interceptor::Scope> AutogradRoom::before_request(int to, TensorList& tensors,
+                                                                 Extensions& extensions) {
+  if (!thread_context) return nullptr;
+  record(*thread_context, to, tensors, extensions);
+  MutexLock lock(thread_context->mutex);
+  thread_context->workers.insert(to);
+  return std::make_shared<ContextScope>(thread_context);
+}
+
+void AutogradRoom::after_reply(Scope&, int from, std::span<const Extension> extensions,
+                               TensorList& tensors) {
+  if (const Extension* extension = extension_of(extensions)) {
+    record_incoming(from, *extension, tensors);
+  }
+}
+
+std::shared_ptr<Interceptor::Scope> AutogradRoom::after_request(
+    int from, std::span<const Extension> extensions, TensorList& tensors) {
+  const Extension* extension = extension_of(extensions);
+  if (!extension) return nullptr;
+  ContextPtr context = find_or_make(ContextId(extension->first));
+  record_incoming(from, *extension, tensors);
+  return std::make_shared<ContextScope>(std::move(context));
+}
+
+void AutogradRoom::before_reply(Scope& scope, int to, TensorList& tensors, Extensions& extensions) {
+  record(*static_cast<ContextScope&>(scope).context(), to, tensors, extensions);
+}
+
+Context::Context(Worker& worker) : room_(AutogradRoom::of(worker)), state_(room_->new_context()) {
+  if (thread_context) {
+    room_->release(state_->id);
+    throw Error(Code::kInvalidArgument, "this thread is in a distributed autograd context already")
+        .advice("contexts do not nest: end the outer one first");
+  }
+  thread_context = state_;
+}
+
+Context::~Context() {
+  if (thread_context == state_) thread_context = nullptr;
+  room_->release(state_->id);
+}
+
+ContextId Context::id() const noexcept { return state_->id; }
+
+void Context::backward(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  room_->backward(state_, roots, {}, options);
+}
+
+void Context::backward(const std::vector<at::Tensor>& roots,
+                       const std::vector<at::Tensor>& gradients, const BackwardOptions& options) {
+  room_->backward(state_, roots, gradients, options);
+}
+
+at::Tensor Context::gradient(const at::Tensor& leaf) const { return state_->leaves->find(leaf); }
+
+std::vector<std::pair<at::Tensor, at::Tensor>> Context::get_gradients() const {
+  return state_->leaves->all();
+}
+
+}  // namespace farspan::dist_autograd

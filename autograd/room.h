@@ -1,0 +1,115 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// AutogradRoom: a worker's contexts and its share of their backward passes. It records what calls
+// send and receive, and drives the PassProtocol and the Executors.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include <farspan/autograd/context.h>
+#include <farspan/autograd/executor.h>
+#include <farspan/autograd/message_codec.h>
+#include <farspan/autograd/pass_protocol.h>
+#include <farspan/autograd/send_receive.h>
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/rpc/call/interceptor.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan::dist_autograd {
+
+// What one worker keeps for one context.
+struct ContextState {
+  explicit ContextState(ContextId context) : id(context) {}
+  const ContextId id;
+  const std::shared_ptr<LeafGradients> leaves = std::make_shared<LeafGradients>();
+  Mutex mutex;
+  std::unordered_map<uint64_t, std::shared_ptr<SendNode>> sends FARSPAN_GUARDED_BY(mutex);
+  std::set<int> workers FARSPAN_GUARDED_BY(mutex);  // that know of it through this one
+};
+using ContextPtr = std::shared_ptr<ContextState>;
+
+struct AutogradCounters {
+  size_t contexts = 0, passes = 0;
+};
+
+// Threading: every method from any thread.
+class AutogradRoom final : public WorkerRoom,
+                           public Interceptor,
+                           public std::enable_shared_from_this<AutogradRoom> {
+ public:
+  static std::shared_ptr<AutogradRoom> install(Worker& worker);
+  //   throws  Error kInvalidArgument: this worker has none
+  static std::shared_ptr<AutogradRoom> of(Worker& worker);
+
+  ContextPtr new_context();
+  void release(ContextId id);
+  // Null: there is none (any more).
+  ContextPtr find(ContextId id) const;
+  void backward(const ContextPtr& context, const std::vector<at::Tensor>& roots,
+                const std::vector<at::Tensor>& gradients, const BackwardOptions& options);
+  AutogradCounters counters() const;
+
+  // Interceptor
+  std::shared_ptr<Scope> before_request(int to, TensorList& tensors,
+                                        Extensions& extensions) override;
+  void after_reply(Scope& scope, int from, std::span<const Extension> extensions,
+                   TensorList& tensors) override;
+  std::shared_ptr<Scope> after_request(int from, std::span<const Extension> extensions,
+                                       TensorList& tensors) override;
+  void before_reply(Scope& scope, int to, TensorList& tensors, Extensions& extensions) override;
+
+  // WorkerRoom
+  void end() override;
+
+ private:
+  struct PassRun;
+  using Gradients = std::vector<at::Tensor>;
+
+  explicit AutogradRoom(Worker& worker);
+  void listen();
+  ContextPtr find_or_make(ContextId id);
+  void record(ContextState& context, int to, const TensorList& tensors, Extensions& extensions);
+
+  template <class Fn>
+  void step(Fn&& fn, const Gradients* gradients = nullptr);
+  void perform(PassActions actions, const Gradients* gradients);
+  void on_message(agent::Request request);
+  void walk(const Walk& action);
+  void send(const Send& action, const Gradients* gradients);
+  void keep(const Keep& action, const Gradients* gradients);
+  void feed(const Feed& action, const Gradients* gradients);
+  void retire(const PassId& id);
+  void complete(const Complete& action);
+  void run(const std::shared_ptr<PassRun>& pass);
+  void fail(const PassId& pass, const std::exception_ptr& failure);
+  void release_passes(ContextId id);
+  void lose_peer(int rank, const Error& why);
+  std::shared_ptr<PassRun> run_of(const PassId& pass, bool remove = false);
+  std::shared_ptr<PassRun> run_or_make(const PassId& pass);
+  std::shared_ptr<Executor> executor_of(PassRun& pass) const;
+  std::shared_ptr<Executor> make_executor(const std::shared_ptr<PassRun>& pass,
+                                          const PassTerms& terms);
+  void tell_release(ContextId id, const std::set<int>& workers);
+
+  const std::shared_ptr<agent::Messenger> messenger_;
+  const int self_;
+  std::atomic<uint64_t> next_context_{1}, next_send_{1};
+
+  mutable Mutex mutex_;
+  PassProtocol protocol_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<ContextId, ContextPtr> contexts_ FARSPAN_GUARDED_BY(mutex_);
+  std::set<ContextId> released_ FARSPAN_GUARDED_BY(mutex_);  // tombstones
+  std::vector<ContextId> released_order_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<PassId, std::shared_ptr<PassRun>> passes_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+// The context that the calling thread is in; null: none.
+ContextPtr current_context() noexcept;
+
+}  // namespace farspan::dist_autograd
