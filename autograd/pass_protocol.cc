@@ -68,10 +68,9 @@ Pass* PassProtocol::join(int from, const PassId& id, const PassTerms& terms, Tim
   const PassId old = other->second->id;
   if (old.initiator == id.initiator) {
     if (old.number > id.number) return nullptr;
-    // The initiator has ended the old one before it began this. We are the last to hear of it.
-    const Error why(Code::kCancelled, "a later pass has begun");
-    actions.push_back(Cancel{old, why});
-    close(old, why);
+    // The initiator has ended the old one before it began this. We are the last to hear of it, but
+    // for those who joined through us.
+    fail(*other->second, Error(Code::kCancelled, "a later pass has begun"), from, actions);
     return &open(id, terms, now, actions);
   }
   const Error why = Error(Code::kInvalidArgument,

@@ -39,9 +39,9 @@ std::string Pass::describe(const std::function<std::string(int)>& name_of) const
   if (!running) {
     std::set<int> silent;
     for (const auto& [question, to] : asked) silent.insert(to.peer);
-    return text + ", counting: " +
-           (silent.empty() ? "waits for its own worker"
-                           : "waits for answers of " + names(silent, name_of));
+    text += ", counting: waits for ";
+    if (!silent.empty()) return text + "answers of " + names(silent, name_of);
+    return text + (walks.empty() ? "the go of " + names({id.initiator}, name_of) : "its own walk");
   }
   text += ", running: ";
   if (finished) {
