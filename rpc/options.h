@@ -36,7 +36,7 @@ struct WorkerOptions {
   Millis init_timeout{300'000};
 
   Millis rpc_timeout{60'000};       // default of each call; kNoTimeout: none
-  Millis shutdown_timeout{60'000};  // of a graceful shutdown
+  Millis shutdown_timeout{60'000};  // of a graceful shutdown; kNoTimeout: waits as long as it takes
   Millis connect_timeout{10'000};   // of the first call to a worker, with the handshake
 
   // Ways to reach other workers, the best first: unix (within a host), tcp, loopback (within a

@@ -99,7 +99,9 @@ void Worker::shutdown(bool graceful) {
   std::exception_ptr failure;
   if (graceful) {
     try {
-      const Deadline deadline(messenger_->now() + settings_.shutdown_timeout);
+      const Deadline deadline = settings_.shutdown_timeout <= kNoTimeout
+                                    ? Deadline::never()
+                                    : Deadline(messenger_->now() + settings_.shutdown_timeout);
       parting_->meet(deadline);
       for (auto room = rooms_.rbegin(); room != rooms_.rend(); ++room) {
         if (*room) (*room)->drain(deadline);

@@ -108,6 +108,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void accept(std::unique_ptr<transport::Stream> stream);
   std::optional<Error> admit(const wire::Hello& peer);
   void adopt(Greeting::Outcome outcome, int welcomed);
+  void finish_adoption(int rank, const std::shared_ptr<Connection>& line);
   void dial_again(int rank, const std::shared_ptr<Connection>& line);
 
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;

@@ -118,7 +118,8 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
       line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
                  std::move(outcome.peer->functions));
       MutexLock lock(mutex_);
-      peers_[static_cast<size_t>(rank)].dialing = false;  // not before the line is open: admit()
+      Peer& peer = peers_[static_cast<size_t>(rank)];
+      if (peer.line == line) peer.dialing = false;  // not before the line is open: admit()
     } else if (outcome.failure->code() == Code::kAlreadyExists) {
       dial_again(rank, line);
     } else if (outcome.failure->code() == Code::kInvalidArgument) {
@@ -218,9 +219,26 @@ void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
   if (outcome.failure) return;
   line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
              std::move(outcome.peer->functions));
-  MutexLock lock(mutex_);
-  --peers_[index].reserved;  // not before the line is open: admit()
-  if (welcomed != options_.self.rank) peers_[index].dialing = false;
+  finish_adoption(welcomed, line);
+}
+
+// Not before the line is open: admit().
+void Agent::finish_adoption(int rank, const std::shared_ptr<Connection>& line) {
+  std::shared_ptr<Connection> next;
+  {
+    MutexLock lock(mutex_);
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    --peer.reserved;
+    if (rank == options_.self.rank) return;
+    if (peer.line == line) {
+      peer.dialing = false;
+    } else if (peer.line && !peer.dialing && peer.reserved == 0 && !stopped_) {
+      // The line was lost at once, and a new one was made that counted on this handshake.
+      next = peer.line;
+      peer.dialing = true;
+    }
+  }
+  if (next) dial(rank, next);
 }
 
 }  // namespace farspan::agent
