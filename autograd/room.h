@@ -73,7 +73,7 @@ class AutogradRoom final : public WorkerRoom,
 
   explicit AutogradRoom(Worker& worker);
   void listen();
-  ContextPtr find_or_make(ContextId id);
+  ContextPtr find_or_make(ContextId id);  // null: it has been released
   void record(ContextState& context, int to, const TensorList& tensors, Extensions& extensions);
 
   template <class Fn>
