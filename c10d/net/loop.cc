@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <farspan/c10d/net/descriptor.h>
+#include <farspan/c10d/net/owned_descriptor.h>
 
 namespace farspan::net {
 namespace {
@@ -58,13 +59,8 @@ class Loop::ListeningHandle final : public Loop::Listening {
  public:
   ListeningHandle(std::shared_ptr<Loop> loop, uint64_t id) : loop_(std::move(loop)), id_(id) {}
   ~ListeningHandle() override {
-    MutexLock lock(loop_->mutex_);
-    const auto found = loop_->handles_->servers.find(id_);
-    if (found == loop_->handles_->servers.end()) return;  // close() was quicker
-    Server* server = found->second;
-    loop_->handles_->servers.erase(found);
-    uv_close(&server->handle, &Loop::free_server);
-    loop_->turn_locked();
+    loop_->end_listening(id_);
+    loop_->run_outcomes();
   }
 
  private:
@@ -121,12 +117,23 @@ void Loop::end_handles() {
   }
 }
 
+void Loop::end_listening(uint64_t id) {
+  MutexLock lock(mutex_);
+  const auto found = handles_->servers.find(id);
+  if (found == handles_->servers.end()) return;  // close() was quicker
+  Server* server = found->second;
+  handles_->servers.erase(found);
+  uv_close(&server->handle, &Loop::free_server);
+  turn_locked();
+}
+
 std::unique_ptr<Loop::Listening> Loop::listen_unix(int bound_fd, OnAccept on_accept) {
+  OwnedDescriptor bound(bound_fd);
   return listen(
-      [bound_fd](Server& server, uv_loop_t* loop) {
+      [&bound](Server& server, uv_loop_t* loop) {
         uv_pipe_init(loop, &server.pipe, 0);
-        const int status = uv_pipe_open(&server.pipe, bound_fd);
-        if (status != 0) ::close(bound_fd);
+        const int status = uv_pipe_open(&server.pipe, bound.get());
+        if (status == 0) bound.release();
         return status;
       },
       std::move(on_accept));
@@ -150,7 +157,13 @@ std::unique_ptr<Loop::Listening> Loop::listen_tcp(const sockaddr* address, OnAcc
 
 std::unique_ptr<Loop::Listening> Loop::listen(
     const std::function<int(Server&, uv_loop_t*)>& prepare, OnAccept on_accept) {
-  auto self = std::static_pointer_cast<Loop>(shared_from_this());
+  const uint64_t id = begin_listening(prepare, std::move(on_accept));
+  run_outcomes();
+  return std::make_unique<ListeningHandle>(std::static_pointer_cast<Loop>(shared_from_this()), id);
+}
+
+uint64_t Loop::begin_listening(const std::function<int(Server&, uv_loop_t*)>& prepare,
+                               OnAccept on_accept) {
   MutexLock lock(mutex_);
   if (closed_) throw Error(Code::kShutdown, "the loop is closed").operation("listen");
   auto* server = new Server;
@@ -168,7 +181,7 @@ std::unique_ptr<Loop::Listening> Loop::listen(
   handles_->servers.emplace(server->id, server);
   const uint64_t id = server->id;
   turn_locked();  // libuv registers its descriptors when it turns
-  return std::make_unique<ListeningHandle>(std::move(self), id);
+  return id;
 }
 
 void Loop::accept_one(uv_stream_t* stream, int status) {

@@ -37,7 +37,7 @@ class Loop final : public Source {
   };
   // `on_accept` gets a connected descriptor, which it owns.
   using OnAccept = std::function<void(int fd)>;
-  // Listens on a socket that is bound already (a unix one), which the loop takes over.
+  // Listens on a socket that is bound already (a unix one), which the loop takes over in any case.
   std::unique_ptr<Listening> listen_unix(int bound_fd, OnAccept on_accept);
   // Binds and listens; *bound receives the address with the port that was chosen.
   std::unique_ptr<Listening> listen_tcp(const sockaddr* address, OnAccept on_accept,
@@ -62,6 +62,9 @@ class Loop final : public Source {
   // `prepare` initialises the server's handle and binds it; it returns libuv's status.
   std::unique_ptr<Listening> listen(const std::function<int(Server&, uv_loop_t*)>& prepare,
                                     OnAccept on_accept);
+  uint64_t begin_listening(const std::function<int(Server&, uv_loop_t*)>& prepare,
+                           OnAccept on_accept);
+  void end_listening(uint64_t id);
   uint64_t begin_connect(const sockaddr* address, OnConnect on_connect);
   void end_handles();
   static void accept_one(uv_stream_t* stream, int status) FARSPAN_NO_THREAD_SAFETY_ANALYSIS;
@@ -70,7 +73,8 @@ class Loop final : public Source {
   static void free_server(uv_handle_t* handle);
   // Lets libuv look once; it registers its descriptors in that, too.
   void turn_locked() noexcept FARSPAN_REQUIRES(mutex_);
-  // Runs what libuv's callbacks left to be done.
+  // Runs what libuv's callbacks left to be done: after every turn, for nothing wakes a thread for
+  // it.
   void run_outcomes();
 
   Mutex mutex_;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <farspan/c10d/net/reactor_state.h>
+#include <farspan/c10d/net/unfinished.h>
 
 namespace farspan::net {
 namespace {
@@ -20,8 +21,8 @@ constexpr uint64_t kWriteBit = uint64_t{1} << 63;
 constexpr int kIdleLoopers = 2;        // kept asleep, so that one reads while another runs a task
 constexpr int kRetireAfterMs = 2'000;  // how long a superfluous thread stays idle
 
-int checked(int fd, const char* what) {
-  if (fd >= 0) return fd;
+OwnedDescriptor checked(int fd, const char* what) {
+  if (fd >= 0) return OwnedDescriptor(fd);
   throw Error(Code::kOverloaded, std::string(what) + ": " + std::strerror(errno))
       .operation("start of a reactor")
       .advice("raise the limit of open files (ulimit -n)");
@@ -70,25 +71,27 @@ Reactor::Reactor(ReactorOptions options)
       epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE), "eventfd")),
       stop_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
+      max_threads_(options_.max_threads),
       next_key_(kFirstSourceKey) {
-  watch(epoll_, EPOLL_CTL_ADD, wake_fd_, EPOLLIN | EPOLLEXCLUSIVE, kWakeKey);
-  watch(epoll_, EPOLL_CTL_ADD, stop_fd_, EPOLLIN, kStopKey);
-  watch(epoll_, EPOLL_CTL_ADD, timers_.descriptor(), EPOLLIN | EPOLLEXCLUSIVE, kTimersKey);
+  watch(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), EPOLLIN | EPOLLEXCLUSIVE, kWakeKey);
+  watch(epoll_.get(), EPOLL_CTL_ADD, stop_fd_.get(), EPOLLIN, kStopKey);
+  watch(epoll_.get(), EPOLL_CTL_ADD, timers_.descriptor(), EPOLLIN | EPOLLEXCLUSIVE, kTimersKey);
   MutexLock lock(mutex_);
   for (int i = 0; i < kIdleLoopers; ++i) spawn_locked();
+  if (alive_ > 0) return;
+  throw Error(Code::kOverloaded, "the system gives no thread")
+      .operation("start of a reactor")
+      .advice("raise the limit of processes and threads (ulimit -u)");
 }
 
-Reactor::~Reactor() {
-  stop();
-  close(epoll_);
-  close(wake_fd_);
-  close(stop_fd_);
-}
+Reactor::~Reactor() { stop(); }
 
 void Reactor::stop() {
   stopping_.store(true);
   const uint64_t one = 1;
-  if (write(stop_fd_, &one, sizeof one) < 0) stopping_.store(true);  // full: readable already
+  if (write(stop_fd_.get(), &one, sizeof one) < 0) stopping_.store(true);  // full: readable already
+  const Error why(Code::kShutdown, "the worker has been shut down");
+  reject_queue(why);  // before the joins: a task that runs may wait for one that never will
   for (;;) {
     std::vector<std::thread> ended;
     std::vector<std::shared_ptr<Thread>> threads;
@@ -101,15 +104,10 @@ void Reactor::stop() {
     for (auto& thread : threads) thread->handle.join();
     for (auto& thread : ended) thread.join();
   }
-  std::deque<std::unique_ptr<Task>> left;
-  {
-    MutexLock lock(mutex_);
-    left.swap(queue_);
-    queued_.store(0);
-  }
-  for (auto& task : left) task->reject(Error(Code::kShutdown, "the worker has been shut down"));
+  reject_queue(why);  // what waiting threads had in their inboxes
+  std::unordered_map<uint64_t, std::shared_ptr<Source>> sources;  // destroyed outside the lock
   MutexLock lock(sources_mutex_);
-  sources_.clear();
+  sources.swap(sources_);
 }
 
 void Reactor::add(const std::shared_ptr<Source>& source) {
@@ -120,17 +118,17 @@ void Reactor::add(const std::shared_ptr<Source>& source) {
   }
   source->armed_ = true;
   if (source->write_descriptor() >= 0) {
-    watch(epoll_, EPOLL_CTL_ADD, source->write_descriptor(), EPOLLONESHOT,
+    watch(epoll_.get(), EPOLL_CTL_ADD, source->write_descriptor(), EPOLLONESHOT,
           source->key_ | kWriteBit);
   }
-  watch(epoll_, EPOLL_CTL_ADD, source->descriptor(), EPOLLIN | EPOLLONESHOT, source->key_);
+  watch(epoll_.get(), EPOLL_CTL_ADD, source->descriptor(), EPOLLIN | EPOLLONESHOT, source->key_);
 }
 
 void Reactor::remove(Source& source) noexcept {
   if (source.removed_.exchange(true)) return;
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, source.descriptor(), nullptr);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, source.descriptor(), nullptr);
   if (source.write_descriptor() >= 0) {
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, source.write_descriptor(), nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, source.write_descriptor(), nullptr);
   }
   std::shared_ptr<Source> dropped;  // destroyed outside the lock
   MutexLock lock(sources_mutex_);
@@ -142,7 +140,7 @@ void Reactor::remove(Source& source) noexcept {
 
 void Reactor::flush_when_writable(Source& source) noexcept {
   if (source.removed_.load(std::memory_order_acquire)) return;
-  watch(epoll_, EPOLL_CTL_MOD, source.write_descriptor(), EPOLLOUT | EPOLLONESHOT,
+  watch(epoll_.get(), EPOLL_CTL_MOD, source.write_descriptor(), EPOLLOUT | EPOLLONESHOT,
         source.key_ | kWriteBit);
 }
 
@@ -196,6 +194,32 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
   return false;
 }
 
+// What epoll gave to this thread, which nobody else hears of again until it is armed anew.
+class Reactor::Events final : Unfinished {
+ public:
+  explicit Events(Reactor& reactor) : reactor_(reactor) {}
+  // The number of events; 0 when the time is up, negative when interrupted.
+  int wait(int timeout_ms) {
+    count_ = epoll_wait(reactor_.epoll_.get(), events_, kMax, timeout_ms);
+    return count_;
+  }
+  bool next(uint64_t& key) {
+    if (next_ >= count_) return false;
+    key = events_[next_++].data.u64;
+    return true;
+  }
+
+ private:
+  void hand_over() noexcept override {
+    for (uint64_t key; next(key);) reactor_.give_back_event(key);
+  }
+
+  static constexpr int kMax = 16;
+  Reactor& reactor_;
+  epoll_event events_[kMax];
+  int next_ = 0, count_ = 0;
+};
+
 // Returns false when nothing happened for long enough that a superfluous thread may go.
 bool Reactor::sleep(std::shared_ptr<Source>& hot) {
   int timeout_ms = -1;
@@ -205,20 +229,20 @@ bool Reactor::sleep(std::shared_ptr<Source>& hot) {
     ++sleeping_;
     if (loopers_locked() > kIdleLoopers) timeout_ms = kRetireAfterMs;
   }
-  epoll_event events[16];
-  const int count = epoll_wait(epoll_, events, 16, timeout_ms);
+  Events events(*this);
+  const int count = events.wait(timeout_ms);
   {
     MutexLock lock(mutex_);
     --sleeping_;
   }
-  for (int i = 0; i < count; ++i) dispatch_event(events[i].data.u64, hot);
+  for (uint64_t key; events.next(key);) dispatch_event(key, hot);
   return count != 0;
 }
 
 void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   if (key == kWakeKey) {
     uint64_t count = 0;
-    while (read(wake_fd_, &count, sizeof count) < 0 && errno == EINTR) {
+    while (read(wake_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
     }
     return;
   }
@@ -242,6 +266,15 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   } else {
     role.may_lease(false);
   }
+}
+
+// The reactor's own descriptors stay readable by themselves.
+void Reactor::give_back_event(uint64_t key) noexcept {
+  const std::shared_ptr<Source> source = find(key & ~kWriteBit);
+  if (!source) return;
+  if (key & kWriteBit) return flush_when_writable(*source);
+  Role role;
+  role.take(*this, *source, true);  // and arms it again
 }
 
 bool Reactor::retire(Thread& self) {

@@ -17,10 +17,13 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/net/source.h>
 #include <farspan/c10d/net/timers.h>
 
 namespace farspan::net {
+
+enum class Station;
 
 // Work for a thread of the reactor: user code, as a rule. It may block in Future::wait.
 class Task {
@@ -81,6 +84,7 @@ class Reactor {
   friend class Role;
   class Blocked;
   class ThreadWaiter;
+  class Events;
   struct Thread;
   struct Slot;
 
@@ -90,22 +94,25 @@ class Reactor {
   bool spin(const std::shared_ptr<Source>& hot);
   bool sleep(std::shared_ptr<Source>& hot);
   void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);
+  void give_back_event(uint64_t key) noexcept;
   bool retire(Thread& self);
 
   // Who runs what: reactor_tasks.cc.
   int loopers_locked() const FARSPAN_REQUIRES(mutex_) { return alive_ - running_ - blocked_; }
+  void move_locked(Station from, Station to) FARSPAN_REQUIRES(mutex_);
   bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
-  void spawn_locked() FARSPAN_REQUIRES(mutex_);
+  bool spawn_locked() FARSPAN_REQUIRES(mutex_);
+  bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
   void drain_if_exhausted();
+  void reject_queue(const Error& why);
   void wake_one() noexcept;
 
   // How a thread waits: reactor_wait.cc.
   bool spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role);
   bool sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role, Slot& slot);
   static Slot& thread_slot();
-  static void run_inbox(Slot& slot, Blocked& blocked);
 
   // Who reads a source: role.cc.
   void arm(Source& source) noexcept;
@@ -116,9 +123,9 @@ class Reactor {
   std::shared_ptr<Source> find(uint64_t key);
 
   const ReactorOptions options_;
-  const int epoll_;
-  const int wake_fd_;  // a semaphore: one count wakes one thread
-  const int stop_fd_;
+  const OwnedDescriptor epoll_;
+  const OwnedDescriptor wake_fd_;  // a semaphore: one count wakes one thread
+  const OwnedDescriptor stop_fd_;
   Timers timers_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0};
@@ -130,6 +137,8 @@ class Reactor {
   std::unordered_map<uint64_t, std::vector<Slot*>> waiting_ FARSPAN_GUARDED_BY(mutex_);  // by chain
   std::vector<std::shared_ptr<Thread>> threads_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::thread> ended_ FARSPAN_GUARDED_BY(mutex_);  // retired, to be joined
+  int max_threads_
+      FARSPAN_GUARDED_BY(mutex_);  // fewer than the option's when the system gives less
   int alive_ FARSPAN_GUARDED_BY(mutex_) = 0;
   int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
   int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback

@@ -12,8 +12,9 @@
 
 namespace farspan::net {
 
-// What the calling thread is to its reactor.
-enum class Station { kOutside, kLooping, kInTask };
+// What the calling thread does for its reactor. kWaiting: for a future, inside one of the two
+// before.
+enum class Station { kOutside, kLooping, kInTask, kWaiting };
 
 struct ThreadState {
   Reactor* reactor = nullptr;
@@ -50,17 +51,19 @@ class Reactor::Blocked {
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
 
-  void enter();
-  // Back to work; tasks left in the inbox return to the queue.
-  void leave();
-
-  Reactor& reactor() noexcept { return reactor_; }
+  // Runs a task of the thread's own chain, if one was put into its inbox.
+  void run_inbox();
 
  private:
-  const Station station_;
-  Reactor& reactor_;  // the thread's own; for a thread from outside, the one it waits on
+  void enter(Station from);
+  // Back to work; tasks left in the inbox return to the queue.
+  void leave(Station to);
+
+  const ThreadState outer_;
+  Reactor& reactor_;       // the thread's own; for a thread from outside, the one it waits on
+  const Station waiting_;  // kWaiting; a thread from outside is not counted
   Slot& slot_;
-  const uint64_t chain_;
+  const CallbackPause pause_;
 };
 
 }  // namespace farspan::net

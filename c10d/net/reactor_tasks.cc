@@ -2,6 +2,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -18,36 +19,45 @@ constexpr std::chrono::milliseconds kRescueAfter{1};
 
 }  // namespace
 
+void Reactor::move_locked(Station from, Station to) {
+  running_ += (to == Station::kInTask) - (from == Station::kInTask);
+  blocked_ += (to == Station::kWaiting) - (from == Station::kWaiting);
+}
+
 // A thread takes a task only when another one remains to read, or can be started: what comes in is
 // always read, however long tasks take.
 bool Reactor::may_take_locked() const {
-  return running_ < options_.threads && (loopers_locked() > 1 || alive_ <= options_.max_threads);
+  return running_ < options_.threads && (loopers_locked() > 1 || alive_ <= max_threads_);
 }
 
 // Every thread but the reader is blocked, and no more may be started.
 bool Reactor::exhausted_locked() const {
-  return running_ == 0 && alive_ > options_.max_threads && loopers_locked() <= 1;
+  return running_ == 0 && alive_ > max_threads_ && loopers_locked() <= 1;
 }
 
-void Reactor::spawn_locked() {
-  if (stopping_.load()) return;
+// False when there can be no more threads.
+bool Reactor::spawn_locked() {
+  if (stopping_.load()) return false;
   for (auto& thread : ended_) thread.join();  // retired: these take no lock any more
   ended_.clear();
   auto thread = std::make_shared<Thread>();
+  threads_.push_back(thread);
   ++alive_;
   try {
-    threads_.push_back(thread);
     thread->handle = std::thread([this, thread] { loop(thread); });
+    return true;
   } catch (const std::system_error&) {
-    threads_.pop_back();  // the system's limit is ours, too
+    threads_.pop_back();
     --alive_;
+    max_threads_ = std::max(alive_ - 1, 0);  // the system's limit is ours, and one thread reads
+    return false;
   }
 }
 
 void Reactor::wake_one() noexcept {
   wakeups_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t one = 1;
-  while (write(wake_fd_, &one, sizeof one) < 0 && errno == EINTR) {
+  while (write(wake_fd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
   }
 }
 
@@ -57,7 +67,7 @@ void Reactor::share_queue_locked() {
   if (queue_.empty() || running_ >= options_.threads) return;
   if (sleeping_ > 0) {
     wake_one();
-  } else if (loopers_locked() <= 1 && alive_ <= options_.max_threads) {
+  } else if (loopers_locked() <= 1 && alive_ <= max_threads_) {
     spawn_locked();
   }
 }
@@ -79,21 +89,33 @@ void Reactor::run(std::unique_ptr<Task> task) {
   drain_if_exhausted();
 }
 
+// False when the next task cannot be run for want of a thread that would read meanwhile.
+bool Reactor::take_locked(std::unique_ptr<Task>& task) {
+  if (loopers_locked() <= 1 && !spawn_locked()) return false;
+  task = std::move(queue_.front());
+  queue_.pop_front();
+  queued_.store(queue_.size(), std::memory_order_release);
+  move_locked(Station::kLooping, Station::kInTask);
+  const auto left = static_cast<int64_t>(queue_.size());
+  if (left * task_ns_.load(std::memory_order_relaxed) > kWorthAWakeUpNs) {
+    share_queue_locked();
+  } else if (left > 0) {
+    timers_.nudge(Clock::now() + kRescueAfter);
+  }
+  return true;
+}
+
 bool Reactor::run_one_task() {
   std::unique_ptr<Task> task;
+  bool taken = false;
   {
     MutexLock lock(mutex_);
     if (queue_.empty() || !may_take_locked()) return false;
-    task = std::move(queue_.front());
-    queue_.pop_front();
-    queued_.store(queue_.size(), std::memory_order_release);
-    ++running_;
-    const auto left = static_cast<int64_t>(queue_.size());
-    if (loopers_locked() < 1 || left * task_ns_.load(std::memory_order_relaxed) > kWorthAWakeUpNs) {
-      share_queue_locked();
-    } else if (left > 0) {
-      timers_.nudge(Clock::now() + kRescueAfter);
-    }
+    taken = take_locked(task);
+  }
+  if (!taken) {
+    drain_if_exhausted();
+    return false;
   }
   ThreadState& self = thread_state();
   self.station = Station::kInTask;
@@ -108,17 +130,29 @@ bool Reactor::run_one_task() {
   self.station = Station::kLooping;
   self.chain = 0;
   MutexLock lock(mutex_);
-  --running_;
+  move_locked(Station::kInTask, Station::kLooping);
   return true;
+}
+
+void Reactor::reject_queue(const Error& why) {
+  std::deque<std::unique_ptr<Task>> rejected;
+  {
+    MutexLock lock(mutex_);
+    rejected.swap(queue_);
+    queued_.store(0);
+  }
+  for (auto& task : rejected) task->reject(why);
 }
 
 // No thread can be had for what is queued: a task whose chain has a thread waiting here runs on
 // that thread, the others are turned away.
 void Reactor::drain_if_exhausted() {
   std::vector<std::unique_ptr<Task>> rejected;
+  int threads = 0;
   {
     MutexLock lock(mutex_);
     if (!exhausted_locked()) return;
+    threads = alive_ - 1;
     for (auto& task : queue_) {
       const auto waiting = waiting_.find(task->chain);
       if (task->chain != 0 && waiting != waiting_.end()) {
@@ -134,7 +168,7 @@ void Reactor::drain_if_exhausted() {
     queued_.store(0);
   }
   for (auto& task : rejected) {
-    task->reject(Error(Code::kOverloaded, "all " + std::to_string(options_.max_threads) +
+    task->reject(Error(Code::kOverloaded, "all " + std::to_string(threads) +
                                               " threads are blocked in calls of their own")
                      .advice("call less at once, or raise WorkerOptions::max_threads"));
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <farspan/c10d/net/reactor_state.h>
+#include <farspan/c10d/net/unfinished.h>
 
 namespace farspan::net {
 
@@ -45,30 +46,32 @@ Reactor::Slot& Reactor::thread_slot() {
 
 // A thread from outside counts for no reactor, but may be given tasks of the chain it waits in.
 Reactor::Blocked::Blocked(Reactor& waited_on, Slot& slot)
-    : station_(thread_state().reactor ? thread_state().station : Station::kOutside),
-      reactor_(thread_state().reactor ? *thread_state().reactor : waited_on),
-      slot_(slot),
-      chain_(thread_state().chain) {
-  enter();
+    : outer_(thread_state()),
+      reactor_(outer_.reactor ? *outer_.reactor : waited_on),
+      waiting_(outer_.reactor ? Station::kWaiting : Station::kOutside),
+      slot_(slot) {
+  Unfinished::hand_over_all();
+  enter(outer_.station);
 }
 
-Reactor::Blocked::~Blocked() { leave(); }
+Reactor::Blocked::~Blocked() { leave(outer_.station); }
 
-void Reactor::Blocked::enter() {
+void Reactor::Blocked::enter(Station from) {
+  if (outer_.reactor) thread_state().station = waiting_;
   {
     MutexLock lock(reactor_.mutex_);
-    if (station_ == Station::kInTask) --reactor_.running_;
-    if (station_ != Station::kOutside) ++reactor_.blocked_;
-    if (chain_ != 0) reactor_.waiting_[chain_].push_back(&slot_);
+    if (outer_.reactor) reactor_.move_locked(from, waiting_);
+    if (outer_.chain != 0) reactor_.waiting_[outer_.chain].push_back(&slot_);
     reactor_.share_queue_locked();
   }
   reactor_.drain_if_exhausted();
 }
 
-void Reactor::Blocked::leave() {
+void Reactor::Blocked::leave(Station to) {
+  if (outer_.reactor) thread_state().station = to;
   MutexLock lock(reactor_.mutex_);
-  if (chain_ != 0) {
-    const auto waiting = reactor_.waiting_.find(chain_);
+  if (outer_.chain != 0) {
+    const auto waiting = reactor_.waiting_.find(outer_.chain);
     const auto mine = std::find(waiting->second.rbegin(), waiting->second.rend(), &slot_);
     waiting->second.erase(std::next(mine).base());
     if (waiting->second.empty()) reactor_.waiting_.erase(waiting);
@@ -77,31 +80,30 @@ void Reactor::Blocked::leave() {
   reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
   slot_.inbox.clear();
   slot_.has_mail.store(false);
-  if (station_ == Station::kInTask) ++reactor_.running_;
-  if (station_ != Station::kOutside) --reactor_.blocked_;
+  if (outer_.reactor) reactor_.move_locked(waiting_, to);
   reactor_.share_queue_locked();
 }
 
-void Reactor::run_inbox(Slot& slot, Blocked& blocked) {
+void Reactor::Blocked::run_inbox() {
   std::unique_ptr<Task> task;
   {
-    MutexLock lock(blocked.reactor().mutex_);
-    if (slot.inbox.empty()) return;
-    task = std::move(slot.inbox.front());
-    slot.inbox.erase(slot.inbox.begin());
-    slot.has_mail.store(!slot.inbox.empty());
+    MutexLock lock(reactor_.mutex_);
+    if (slot_.inbox.empty()) return;
+    task = std::move(slot_.inbox.front());
+    slot_.inbox.erase(slot_.inbox.begin());
+    slot_.has_mail.store(!slot_.inbox.empty());
   }
-  blocked.leave();
-  const ThreadState outer = thread_state();
-  thread_state().station = Station::kInTask;
+  leave(Station::kInTask);
   task->run();
   task.reset();
-  thread_state() = outer;
-  blocked.enter();
+  enter(Station::kInTask);
 }
 
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
-  if (future.ready()) return true;
+  if (future.ready()) {
+    if (hint && hint->flush()) flush_when_writable(*hint);
+    return true;
+  }
   Role role;
   role.may_lease(true);
   const bool ready = spin_wait(future, deadline, hint, role) ||
@@ -151,7 +153,7 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
     if (slot.has_mail.load(std::memory_order_acquire)) {
       role.release();  // a task may take long, and wait for this very source
       if (hint) hint->hand_over();
-      run_inbox(slot, blocked);
+      blocked.run_inbox();
       continue;
     }
     if (hint && hint->removed()) {

@@ -51,10 +51,11 @@ Buffer ReceivePool::allocate(size_t bytes) {
   void* block = nullptr;
   {
     MutexLock lock(mutex_);
-    auto& idle = idle_[size_class];
-    if (!idle.empty()) {
-      block = idle.back();
-      idle.pop_back();
+    Shelf& shelf = idle_[size_class];
+    shelf.last_use = ++uses_;
+    if (!shelf.blocks.empty()) {
+      block = shelf.blocks.back();
+      shelf.blocks.pop_back();
       idle_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
     }
   }
@@ -67,28 +68,54 @@ Buffer ReceivePool::allocate(size_t bytes) {
 }
 
 void ReceivePool::give_back(void* block, size_t size_class) noexcept {
-  const size_t bytes = bytes_of(size_class);
-  used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  {
+  used_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
+  std::vector<void*> dropped;  // freed outside the lock: large blocks go back to the system
+  bool kept = false;
+  try {
     MutexLock lock(mutex_);
-    if (idle_bytes_.load(std::memory_order_relaxed) + bytes <= max_idle_bytes_) {
-      idle_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-      idle_[size_class].push_back(block);
-      return;
-    }
+    kept = keep_locked(block, size_class, dropped);
+  } catch (const std::bad_alloc&) {
+    kept = false;  // no memory to remember it by
   }
-  std::free(block);
+  if (!kept) std::free(block);
+  for (void* other : dropped) std::free(other);
+}
+
+bool ReceivePool::keep_locked(void* block, size_t size_class, std::vector<void*>& dropped) {
+  Shelf& shelf = idle_[size_class];
+  shelf.last_use = ++uses_;
+  if (shelf.blocks.size() == shelf.blocks.capacity())
+    shelf.blocks.reserve(2 * shelf.blocks.size() + 1);
+  if (!make_room_locked(bytes_of(size_class), dropped)) return false;
+  idle_bytes_.fetch_add(bytes_of(size_class), std::memory_order_relaxed);
+  shelf.blocks.push_back(block);
+  return true;
+}
+
+bool ReceivePool::make_room_locked(size_t bytes, std::vector<void*>& dropped) {
+  if (bytes > max_idle_bytes_) return false;
+  while (idle_bytes_.load(std::memory_order_relaxed) + bytes > max_idle_bytes_) {
+    Shelf* oldest = nullptr;
+    for (Shelf& shelf : idle_) {
+      if (!shelf.blocks.empty() && (!oldest || shelf.last_use < oldest->last_use)) oldest = &shelf;
+    }
+    dropped.push_back(oldest->blocks.back());
+    oldest->blocks.pop_back();
+    const auto size_class = static_cast<size_t>(oldest - idle_.data());
+    idle_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
+  }
+  return true;
 }
 
 void ReceivePool::trim() noexcept {
-  std::array<std::vector<void*>, kClasses> idle;
+  std::array<Shelf, kClasses> idle;
   {
     MutexLock lock(mutex_);
     idle.swap(idle_);
     idle_bytes_.store(0, std::memory_order_relaxed);
   }
-  for (auto& blocks : idle) {
-    for (void* block : blocks) std::free(block);
+  for (const Shelf& shelf : idle) {
+    for (void* block : shelf.blocks) std::free(block);
   }
 }
 

@@ -17,7 +17,8 @@
 namespace farspan::net {
 
 // Blocks are kept by size class (four to a power of two), up to a bound; the bound does not limit
-// what is in use. A block returns when the last Buffer over it goes, from whatever thread.
+// what is in use. Where there is no room for another one, the class that was not used for longest
+// gives way. A block returns when the last Buffer over it goes, from whatever thread.
 //
 // Threading: every method from any thread. Lifetime: buffers may outlive the pool's maker.
 class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
@@ -38,12 +39,20 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  private:
   explicit ReceivePool(size_t max_idle_bytes) : max_idle_bytes_(max_idle_bytes) {}
   void give_back(void* block, size_t size_class) noexcept;
+  bool keep_locked(void* block, size_t size_class, std::vector<void*>& dropped)
+      FARSPAN_REQUIRES(mutex_);
+  bool make_room_locked(size_t bytes, std::vector<void*>& dropped) FARSPAN_REQUIRES(mutex_);
 
   static constexpr size_t kClasses = 4 * 48;
+  struct Shelf {
+    std::vector<void*> blocks;
+    uint64_t last_use = 0;
+  };
   const size_t max_idle_bytes_;
   std::atomic<size_t> idle_bytes_{0}, used_bytes_{0};
   Mutex mutex_;
-  std::array<std::vector<void*>, kClasses> idle_ FARSPAN_GUARDED_BY(mutex_);
+  std::array<Shelf, kClasses> idle_ FARSPAN_GUARDED_BY(mutex_);  // by size class
+  uint64_t uses_ FARSPAN_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace farspan::net

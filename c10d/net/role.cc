@@ -27,14 +27,14 @@ void rearm(int epoll, int fd, uint32_t events, uint64_t key) noexcept {
 void Reactor::arm(Source& source) noexcept {
   source.armed_ = true;
   if (source.removed_.load(std::memory_order_acquire)) return;
-  rearm(epoll_, source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
+  rearm(epoll_.get(), source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
 }
 
 void Reactor::disarm(Source& source) noexcept {
   source.armed_ = false;
   if (source.removed_.load(std::memory_order_acquire)) return;
   // Not zero: a hang-up is always reported, and must be reported once only.
-  rearm(epoll_, source.descriptor(), EPOLLONESHOT, source.key_);
+  rearm(epoll_.get(), source.descriptor(), EPOLLONESHOT, source.key_);
 }
 
 bool Role::take(Reactor& reactor, Source& source, bool fired) noexcept {
@@ -83,14 +83,15 @@ bool Role::release_on_lease(Source& source) noexcept {
   }
   if (source.follower_count_.load() > 0) return false;
   source.uses_.fetch_add(1, std::memory_order_relaxed);
-  if (!source.leased_.load(std::memory_order_relaxed)) reactor_->lease(source);
-  const uint32_t before = source.turn_.exchange(0);
-  if (!(before & Source::kFired)) {
-    source.hand_over();  // to one that came after the look above, and did not get the turn
-    return true;
+  if (source.turn_.exchange(0) & Source::kFired) {
+    uint32_t free = 0;  // an event was lost on the way: arm, unless a new holder will
+    return !source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire);
   }
-  uint32_t free = 0;  // an event was lost on the way: arm, unless a new holder will
-  return !source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire);
+  // Only now that the turn is free: end_leases() ends the lease first and then tries the turn, so
+  // either it gets the turn or the lease is seen to have ended here.
+  if (!source.leased_.load()) reactor_->lease(source);
+  source.hand_over();  // to one that came after the look above, and did not get the turn
+  return true;
 }
 
 bool Reactor::tasks_are_short() const noexcept {

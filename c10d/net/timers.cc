@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/net/unfinished.h>
 
 namespace farspan::net {
 namespace {
@@ -36,7 +37,7 @@ Timers::~Timers() { close(fd_); }
 TimerId Timers::add(TimePoint at, std::function<void()> callback) {
   MutexLock lock(mutex_);
   const TimerId id = next_id_++;
-  by_id_[id] = entries_.emplace(at, Entry{id, std::move(callback)});
+  insert_locked(at, {id, std::move(callback)});
   if (to_ns(at) < armed_for_.load(std::memory_order_relaxed)) set_descriptor_locked();
   return id;
 }
@@ -59,23 +60,56 @@ void Timers::nudge(TimePoint at) noexcept {
   set_descriptor_locked();
 }
 
+// Entries that one thread is about to run.
+class Timers::Due final : Unfinished {
+ public:
+  explicit Due(Timers& timers) : timers_(timers) {}
+
+  void take() {
+    MutexLock lock(timers_.mutex_);
+    const TimePoint now = Clock::now();
+    auto& entries = timers_.entries_;
+    while (!entries.empty() && entries.begin()->first <= now) {
+      due_.push_back(std::move(entries.begin()->second));
+      timers_.by_id_.erase(due_.back().id);
+      entries.erase(entries.begin());
+    }
+    if (timers_.nudge_ <= now) timers_.nudge_ = TimePoint::max();
+    timers_.set_descriptor_locked();
+  }
+
+  void run() {
+    while (next_ < due_.size()) {
+      const std::function<void()> callback = std::move(due_[next_++].callback);
+      callback();
+    }
+  }
+
+ private:
+  void hand_over() noexcept override {
+    if (next_ == due_.size()) return;
+    MutexLock lock(timers_.mutex_);
+    while (next_ < due_.size()) timers_.insert_locked(TimePoint(), std::move(due_[next_++]));
+    timers_.set_descriptor_locked();
+  }
+
+  Timers& timers_;
+  std::vector<Entry> due_;
+  size_t next_ = 0;
+};
+
 void Timers::run_due() {
   uint64_t expirations = 0;
   // What is due is decided by the clock alone; reading only makes the descriptor quiet again.
   if (read(fd_, &expirations, sizeof expirations) < 0 && errno != EAGAIN) return;
-  std::vector<Entry> due;
-  {
-    MutexLock lock(mutex_);
-    const TimePoint now = Clock::now();
-    while (!entries_.empty() && entries_.begin()->first <= now) {
-      due.push_back(std::move(entries_.begin()->second));
-      by_id_.erase(due.back().id);
-      entries_.erase(entries_.begin());
-    }
-    if (nudge_ <= now) nudge_ = TimePoint::max();
-    set_descriptor_locked();
-  }
-  for (Entry& entry : due) entry.callback();
+  Due due(*this);
+  due.take();
+  due.run();
+}
+
+void Timers::insert_locked(TimePoint at, Entry entry) {
+  const TimerId id = entry.id;
+  by_id_[id] = entries_.emplace(at, std::move(entry));
 }
 
 void Timers::set_descriptor_locked() {

@@ -37,12 +37,14 @@ class Timers {
   void run_due();
 
  private:
-  void set_descriptor_locked() FARSPAN_REQUIRES(mutex_);
-
+  class Due;
   struct Entry {
     TimerId id;
     std::function<void()> callback;
   };
+  void insert_locked(TimePoint at, Entry entry) FARSPAN_REQUIRES(mutex_);
+  void set_descriptor_locked() FARSPAN_REQUIRES(mutex_);
+
   const int fd_;
   std::atomic<int64_t> armed_for_;  // ns of Clock; what fd_ is set to
   Mutex mutex_;
