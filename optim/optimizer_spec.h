@@ -21,8 +21,9 @@
 namespace farspan::optim {
 
 struct OptimizerSpec {
-  std::string kind;                       // "SGD"
-  std::map<std::string, double> options;  // by the names of torch::optim's options; bools as 0 and 1
+  std::string kind;  // "SGD"
+  std::map<std::string, double>
+      options;  // by the names of torch::optim's options; bools as 0 and 1
 };
 FARSPAN_STRUCT(OptimizerSpec, kind, options);
 
@@ -62,6 +63,8 @@ struct OptionsOf<torch::optim::RMSprop> {
 };
 
 template <class Opt>
-concept Distributable = requires { typename OptionsOf<Opt>::type; };
+concept Distributable = requires {
+  typename OptionsOf<Opt>::type;
+};
 
 }  // namespace farspan::optim

@@ -1,10 +1,10 @@
 // A parameter server trains MNIST: rank 0 owns the model, the trainers hold nothing but a reference
 // to it. README.md walks through this file.
+#include <farspan/farspan.h>
+#include <torch/nn/functional/loss.h>
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <farspan/farspan.h>
 #include <mutex>
-#include <torch/nn/functional/loss.h>
 
 #include "console/curves.h"
 #include "console/progress.h"
@@ -24,7 +24,7 @@ struct Settings {
 
 // What a trainer has to tell at its end.
 struct Report {
-  std::vector<double> calls;  // seconds each
+  std::vector<double> calls;      // seconds each
   double waiting = 0, total = 0;  // seconds
   uint64_t rpcs = 0, bytes = 0;
 };
@@ -56,8 +56,8 @@ void train(const Settings& settings, int trainer) {
                                                      .shard = trainer,
                                                      .shards = settings.trainers});
   const auto net = farspan::remote("ps", share_net);
-  farspan::DistributedOptimizer<torch::optim::SGD> optimizer(
-      farspan::parameter_rrefs(net), torch::optim::SGDOptions(settings.lr));
+  farspan::DistributedOptimizer<torch::optim::SGD> optimizer(farspan::parameter_rrefs(net),
+                                                             torch::optim::SGDOptions(settings.lr));
   Report report;
   const auto begun = farspan::Clock::now();
   const auto timed = [&](auto&& call) {
@@ -109,8 +109,8 @@ void print_result(const Settings& settings, Seconds took, int64_t samples) {
   summary.took = took;
   summary.curves = settings.curves;
   console::write_curves(settings.curves, summary.title, "step",
-                        console::training_panels(losses, {}, {{static_cast<double>(losses.size()),
-                                                               *summary.accuracy}}));
+                        console::training_panels(
+                            losses, {}, {{static_cast<double>(losses.size()), *summary.accuracy}}));
   console::print(summary);
 }
 

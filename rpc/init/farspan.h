@@ -3,10 +3,10 @@
 // Everything. Include it as <farspan/farspan.h>.
 #pragma once
 
-#include <farspan/autograd/context.h>  // IWYU pragma: export
+#include <farspan/autograd/context.h>             // IWYU pragma: export
 #include <farspan/optim/distributed_optimizer.h>  // IWYU pragma: export
-#include <farspan/rpc/init/init.h>   // IWYU pragma: export
-#include <farspan/rpc/init/spawn.h>  // IWYU pragma: export
-#include <farspan/rpc/rpc.h>         // IWYU pragma: export
-#include <farspan/rref/remote.h>     // IWYU pragma: export
-#include <farspan/rref/rref.h>       // IWYU pragma: export
+#include <farspan/rpc/init/init.h>                // IWYU pragma: export
+#include <farspan/rpc/init/spawn.h>               // IWYU pragma: export
+#include <farspan/rpc/rpc.h>                      // IWYU pragma: export
+#include <farspan/rref/remote.h>                  // IWYU pragma: export
+#include <farspan/rref/rref.h>                    // IWYU pragma: export

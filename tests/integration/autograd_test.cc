@@ -82,8 +82,7 @@ TEST_P(AutogradTest, GradientsGoThroughACall) {
   const Tensor x = variable({3, 4}, 7);
   Context context(workers[0]);
   context.backward({workers[0].rpc_sync("w1", layer, x).sum()});
-  const auto expected =
-      engine(at::tanh(at::mm(x, weight_of(1))).sum(), {x, weight_of(1)});
+  const auto expected = engine(at::tanh(at::mm(x, weight_of(1))).sum(), {x, weight_of(1)});
   EXPECT_TRUE(at::equal(context.gradient(x), expected[0]));
   EXPECT_TRUE(at::equal(gradient(1, context, weight_of(1)), expected[1]));
   EXPECT_FALSE(x.grad().defined());
@@ -98,8 +97,7 @@ TEST_P(AutogradTest, GradientsGoThroughNestedAndRecursiveCallsAndItself) {
     if (depth > 0) y = local(y, (rank + 1) % 3, depth - 1);
     return y + in;
   };
-  const auto expected =
-      engine(local(x, 0, 6).sum(), {x, weight_of(0), weight_of(1), weight_of(2)});
+  const auto expected = engine(local(x, 0, 6).sum(), {x, weight_of(0), weight_of(1), weight_of(2)});
   EXPECT_TRUE(at::allclose(context.gradient(x), expected[0], 1e-6, 1e-7));
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(at::allclose(gradient(rank, context, weight_of(rank)),
@@ -162,8 +160,9 @@ TEST_P(AutogradTest, FastModeGivesTheSame) {
   const Tensor x = variable({3, 4}, 14);
   Context context(workers[0]);
   const Tensor y = workers[0].rpc_sync("w1", layer, workers[0].rpc_sync("w2", layer, x));
-  context.backward({y.sum()}, {.mode = dist_autograd::PassMode::kFast, .retain_graph = false,
-                               .timeout = seconds(20)});
+  context.backward(
+      {y.sum()},
+      {.mode = dist_autograd::PassMode::kFast, .retain_graph = false, .timeout = seconds(20)});
   const Tensor l = at::tanh(at::mm(at::tanh(at::mm(x, weight_of(2))), weight_of(1)));
   EXPECT_TRUE(at::allclose(context.gradient(x), engine(l.sum(), {x})[0], 1e-6, 1e-7));
 }

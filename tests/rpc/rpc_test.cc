@@ -17,7 +17,9 @@ using std::chrono::seconds;
 
 Tensor twice(const Tensor& x) { return x + x; }
 int64_t add(int64_t a, int64_t b) { return a + b; }
-std::string greet(const std::string& name, bool loud) { return (loud ? "HELLO " : "hello ") + name; }
+std::string greet(const std::string& name, bool loud) {
+  return (loud ? "HELLO " : "hello ") + name;
+}
 std::vector<Tensor> split(const Tensor& x, int64_t parts) { return x.chunk(parts); }
 void fail_with(const std::string& what) { throw std::out_of_range(what); }
 std::string whoami() { return current_worker().name(); }
@@ -149,7 +151,8 @@ TEST_P(RpcTest, TimeoutsNameCallWorkerAndTime) {
 }
 
 TEST_P(RpcTest, NestedCallsInheritTheSmallerDeadline) {
-  const auto left = workers[0].rpc_sync("w1", CallOptions{.timeout = seconds(10)}, nested_remaining_ms);
+  const auto left =
+      workers[0].rpc_sync("w1", CallOptions{.timeout = seconds(10)}, nested_remaining_ms);
   EXPECT_LE(left, 10'000);
   EXPECT_GT(left, 5'000);
 }

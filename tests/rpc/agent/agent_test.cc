@@ -38,7 +38,8 @@ TEST_P(AgentTest, AnswersWithTheBytesOfTheRequest) {
     Buffer segment = Buffer::allocate(size);
     for (size_t i = 0; i < size; ++i) segment.data()[i] = static_cast<std::byte>(i * 7 + size);
     const Buffer meta = words(3, size);
-    const wire::InFrame reply = agents.call_sync(0, 1, meta.span(), {segment, words(2, 9), segment});
+    const wire::InFrame reply =
+        agents.call_sync(0, 1, meta.span(), {segment, words(2, 9), segment});
     ASSERT_EQ(reply.segments.size(), 3u);
     EXPECT_EQ(word_at(reply.meta, 2), size);
     EXPECT_EQ(word_at(reply.segments[1], 1), 9u);
