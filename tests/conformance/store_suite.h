@@ -266,9 +266,9 @@ TEST_P(StoreSuite, ListsAndCountsTheUsersKeysAndNothingElse) {
 }
 
 TEST_P(StoreSuite, ACloneSeesTheSameKeysAndHasTheSameTimeout) {
-  a_->set_timeout(1234ms);
+  a_->set_timeout(54'321ms);
   const auto clone = a_->clone();
-  EXPECT_EQ(clone->timeout(), 1234ms);
+  EXPECT_EQ(clone->timeout(), 54'321ms);
   EXPECT_EQ(clone->address(), a_->address());
   clone->set("k", "v");
   EXPECT_EQ(b_->get("k"), "v");

@@ -9,6 +9,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <farspan/c10d/net/owned_descriptor.h>
 
@@ -35,9 +36,15 @@ class PythonPeer {
     posix_spawn_file_actions_adddup2(&actions, to[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from[1], 1);
     std::string python = FARSPAN_PYTHON, script = FARSPAN_PYTHON_PEER;
+    // PyTorch's server looks up the name of everyone who connects, which takes 5 s where the name
+    // service does not answer.
+    std::string resolver = "RES_OPTIONS=timeout:1 attempts:1";
+    std::vector<char*> variables{resolver.data()};
+    for (char** variable = environ; *variable; ++variable) variables.push_back(*variable);
+    variables.push_back(nullptr);
     char* const arguments[] = {python.data(), script.data(), nullptr};
     const int failure =
-        posix_spawn(&process_, python.c_str(), &actions, nullptr, arguments, environ);
+        posix_spawn(&process_, python.c_str(), &actions, nullptr, arguments, variables.data());
     posix_spawn_file_actions_destroy(&actions);
     close(to[0]);
     close(from[1]);
