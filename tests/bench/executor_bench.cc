@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
