@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <farspan/autograd/executor.h>
