@@ -19,12 +19,18 @@ find_package_handle_standard_args(LibUv REQUIRED_VARS LibUv_LIBRARY LibUv_INCLUD
 if(LibUv_FOUND AND NOT TARGET farspan::uv)
   find_package(Threads REQUIRED)
   add_library(farspan::uv INTERFACE IMPORTED)
-  get_filename_component(libuv_file ${LibUv_LIBRARY} NAME)
-  set_target_properties(farspan::uv PROPERTIES
-    INTERFACE_INCLUDE_DIRECTORIES ${LibUv_INCLUDE_DIR}
-    INTERFACE_LINK_LIBRARIES "${LibUv_LIBRARY};Threads::Threads;${CMAKE_DL_LIBS};rt")
-  if(NOT FARSPAN_SHARED_LIBUV)
-    set_property(TARGET farspan::uv PROPERTY
-      INTERFACE_LINK_OPTIONS "LINKER:--exclude-libs,${libuv_file}")
+  set_target_properties(farspan::uv PROPERTIES INTERFACE_INCLUDE_DIRECTORIES ${LibUv_INCLUDE_DIR})
+  if(FARSPAN_SHARED_LIBUV)
+    # What a library depends on is linked after it: so libuv.so comes before LibTorch.
+    add_library(farspan::libuv SHARED IMPORTED)
+    set_target_properties(farspan::libuv PROPERTIES
+      IMPORTED_LOCATION ${LibUv_LIBRARY}
+      INTERFACE_LINK_LIBRARIES $<TARGET_NAME_IF_EXISTS:farspan::libtorch_torch_cpu>)
+    target_link_libraries(farspan::uv INTERFACE farspan::libuv)
+  else()
+    get_filename_component(libuv_file ${LibUv_LIBRARY} NAME)
+    target_link_libraries(farspan::uv INTERFACE
+      ${LibUv_LIBRARY} Threads::Threads ${CMAKE_DL_LIBS} rt)
+    target_link_options(farspan::uv INTERFACE LINKER:--exclude-libs,${libuv_file})
   endif()
 endif()
