@@ -113,7 +113,6 @@ void PassProtocol::fail(Pass& pass, Error why, int told_by, PassActions& actions
   if (why.operation().empty()) why.operation(dist_autograd::describe(pass.id));
   const PassId id = pass.id;
   std::set<int> others = pass.neighbours;
-  others.insert(pass.known.begin(), pass.known.end());
   others.insert(id.initiator);
   others.erase(self_);
   others.erase(told_by);

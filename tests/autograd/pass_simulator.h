@@ -79,11 +79,6 @@ class PassSimulator {
     return run(rank, pass), true;
   }
 
-  void run_to_the_end() {
-    while (step()) {
-    }
-  }
-
   // Lets the time of the earliest timer come; false when none is armed.
   bool next_timer() {
     if (timers_.empty()) return false;

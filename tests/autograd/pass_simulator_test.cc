@@ -2,6 +2,8 @@
 // random order of delivery; a seed that fails can be run alone by --gtest_filter and kFirstSeed.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "autograd/pass_simulator.h"
 
 namespace farspan::testing {
@@ -9,6 +11,7 @@ namespace {
 
 using std::chrono::seconds;
 
+constexpr auto kForEver = Clock::duration::max();
 constexpr uint64_t kFirstSeed = 1;
 constexpr uint64_t kSeeds = 2500;
 
@@ -44,24 +47,34 @@ struct Scenario {
     return nullptr;
   }
 
-  // Begins what can begin: the next pass of a context when its last one is complete.
-  void begin_some(PassMode mode = PassMode::kExact, Deadline deadline = Deadline::never()) {
+  // Begins what can begin: the next pass of a context when its last one is complete. True when
+  // something did; some wait for a while unless told not to.
+  bool begin_some(bool wait_not = true, PassMode mode = PassMode::kExact,
+                  Clock::duration patience = kForEver) {
+    const Deadline deadline =
+        patience == kForEver ? Deadline::never() : Deadline(sim.now + patience);
+    const size_t before = begun.size();
     for (Context& context : contexts) {
       const bool busy = context.current && !outcome(*context.current);
       if (busy || context.passes_left == 0 || sim.is_dead(context.initiator)) continue;
-      if (context.current && !chance(sim.random, 0.2)) continue;
+      if (context.current && !wait_not && !chance(sim.random, 0.2)) continue;
       --context.passes_left;
       context.roots = context.graph.random_roots(sim.random, context.initiator);
       context.current = sim.begin(context.id, context.initiator, context.roots, mode, deadline);
       begun.push_back({*context.current, &context, context.roots});
     }
+    return begun.size() != before;
   }
 
-  bool all_begun() const {
-    for (const Context& context : contexts) {
-      if (context.passes_left != 0) return false;
+  // Begins passes and does what they want done until there is nothing left to do; timers come when
+  // all else is done.
+  void run(PassMode mode = PassMode::kExact, Clock::duration patience = kForEver,
+           const std::function<void(size_t step)>& fault = nullptr) {
+    for (size_t step = 0;; ++step) {
+      begin_some(false, mode, patience);
+      if (fault) fault(step);
+      if (!sim.step() && !begin_some(true, mode, patience) && !sim.next_timer()) return;
     }
-    return true;
   }
 
   struct Begun {
@@ -100,9 +113,7 @@ void for_all_seeds(const Body& body) {
 TEST(Passes, RunExactlyWhatTheRootsDependOn) {
   for_all_seeds([](uint64_t seed) {
     Scenario scenario(seed, {.duplicates = seed % 2 ? 0.2 : 0.0});
-    do {
-      scenario.begin_some();
-    } while (scenario.sim.step() || !scenario.all_begun());
+    scenario.run();
     for (const auto& begun : scenario.begun) {
       const auto* outcome = scenario.outcome(begun.pass);
       ASSERT_NE(outcome, nullptr) << scenario.sim.leftovers();
@@ -117,8 +128,7 @@ TEST(Passes, RunExactlyWhatTheRootsDependOn) {
 TEST(Passes, AskAboutEachSendOnceAndAnswerEachQuestionOnce) {
   for_all_seeds([](uint64_t seed) {
     Scenario scenario(seed, {}, 1, 1);
-    scenario.begin_some();
-    scenario.sim.run_to_the_end();
+    scenario.run();
     const auto& begun = scenario.begun.at(0);
     size_t gradients = 0;
     for (const size_t node : begun.context->graph.reached(begun.roots, PassMode::kExact)) {
@@ -134,9 +144,7 @@ TEST(Passes, EndForAllWhenSomethingFails) {
   size_t failed = 0, passed = 0;
   for_all_seeds([&](uint64_t seed) {
     Scenario scenario(seed, {.duplicates = 0.1, .failing_node = 0.01, .failing_walk = 0.02});
-    do {
-      scenario.begin_some();
-    } while (scenario.sim.step() || !scenario.all_begun());
+    scenario.run();
     for (const auto& begun : scenario.begun) {
       const auto* outcome = scenario.outcome(begun.pass);
       ASSERT_NE(outcome, nullptr) << scenario.sim.leftovers();
@@ -163,11 +171,9 @@ TEST(Passes, EndForAllWhenAWorkerDies) {
     Scenario scenario(seed, {.duplicates = 0.1});
     const int victim = scenario.any_worker();
     const size_t when = pick(scenario.sim.random, 120);
-    size_t step = 0;
-    do {
-      scenario.begin_some();
-      if (step++ == when) scenario.sim.kill(victim);
-    } while (scenario.sim.step() || (step <= when && step < 200));
+    scenario.run(PassMode::kExact, kForEver, [&](size_t step) {
+      if (step == when) scenario.sim.kill(victim);
+    });
     for (const auto& begun : scenario.begun) {
       const auto* outcome = scenario.outcome(begun.pass);
       if (begun.pass.initiator == victim && !outcome) continue;
@@ -191,10 +197,9 @@ TEST(Passes, EndForAllWhenAContextIsReleased) {
     Scenario scenario(seed, {.duplicates = 0.1}, 2, 1);
     const int where = scenario.any_worker();
     const size_t when = pick(scenario.sim.random, 100);
-    scenario.begin_some();
-    for (size_t step = 0; scenario.sim.step() || step <= when; ++step) {
+    scenario.run(PassMode::kExact, kForEver, [&](size_t step) {
       if (step == when) scenario.sim.release(scenario.contexts[0].id, where);
-    }
+    });
     for (const auto& begun : scenario.begun) {
       const auto* outcome = scenario.outcome(begun.pass);
       ASSERT_NE(outcome, nullptr) << scenario.sim.leftovers();
@@ -224,9 +229,7 @@ TEST(FastPasses, EndWellWhenAllSendsTakePartAndByTheirDeadlineOtherwise) {
   size_t well = 0, late = 0;
   for_all_seeds([&](uint64_t seed) {
     Scenario scenario(seed, {.duplicates = seed % 2 ? 0.2 : 0.0}, 2, 2);
-    do {
-      scenario.begin_some(PassMode::kFast, Deadline(scenario.sim.now + seconds(10)));
-    } while (scenario.sim.step() || scenario.sim.next_timer() || !scenario.all_begun());
+    scenario.run(PassMode::kFast, seconds(10));
     for (const auto& begun : scenario.begun) {
       const auto* outcome = scenario.outcome(begun.pass);
       ASSERT_NE(outcome, nullptr) << scenario.sim.leftovers();
@@ -253,9 +256,7 @@ TEST(FastPasses, EndWellWhenAllSendsTakePartAndByTheirDeadlineOtherwise) {
 TEST(FastPasses, EndForAllWhenSomethingFails) {
   for_all_seeds([](uint64_t seed) {
     Scenario scenario(seed, {.duplicates = 0.1, .failing_node = 0.02, .failing_walk = 0.02}, 2, 2);
-    do {
-      scenario.begin_some(PassMode::kFast, Deadline(scenario.sim.now + seconds(10)));
-    } while (scenario.sim.step() || scenario.sim.next_timer() || !scenario.all_begun());
+    scenario.run(PassMode::kFast, seconds(10));
     EXPECT_EQ(scenario.sim.outcomes.size(), scenario.begun.size());
     EXPECT_EQ(scenario.sim.leftovers(), "");
   });
@@ -266,11 +267,9 @@ TEST(FastPasses, EndForAllWhenAWorkerDies) {
     Scenario scenario(seed, {.duplicates = 0.1}, 2, 1);
     const int victim = scenario.any_worker();
     const size_t when = pick(scenario.sim.random, 60);
-    scenario.begin_some(PassMode::kFast, Deadline(scenario.sim.now + seconds(10)));
-    size_t step = 0;
-    do {
-      if (step++ == when) scenario.sim.kill(victim);
-    } while (scenario.sim.step() || step <= when || scenario.sim.next_timer());
+    scenario.run(PassMode::kFast, seconds(10), [&](size_t step) {
+      if (step == when) scenario.sim.kill(victim);
+    });
     for (const auto& begun : scenario.begun) {
       EXPECT_TRUE(begun.pass.initiator == victim || scenario.outcome(begun.pass));
     }
@@ -284,9 +283,7 @@ TEST(Passes, EndForAllByTheirDeadlineWhenMessagesVanish) {
   for_all_seeds([&](uint64_t seed) {
     Scenario scenario(seed, {.duplicates = 0.1, .loss = 0.1}, 3, 1);
     const PassMode mode = seed % 3 ? PassMode::kExact : PassMode::kFast;
-    scenario.begin_some(mode, Deadline(scenario.sim.now + seconds(10)));
-    while (scenario.sim.step() || scenario.sim.next_timer()) {
-    }
+    scenario.run(mode, seconds(10));
     for (const auto& begun : scenario.begun) {
       const auto* outcome = scenario.outcome(begun.pass);
       ASSERT_NE(outcome, nullptr) << scenario.sim.leftovers();
