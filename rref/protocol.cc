@@ -30,6 +30,11 @@ void RRefProtocol::on_timer(TimePoint now) {
         break;
       case Timer::Kind::kLease:
         die(about, now);
+        about.notice_delay = options_.lease;
+        give_notice(about, now);
+        break;
+      case Timer::Kind::kNotice:
+        give_notice(about, now);
         break;
       case Timer::Kind::kReclaim:
         reclaim(about);
@@ -43,7 +48,7 @@ void RRefProtocol::on_timer(TimePoint now) {
         about.taken_back.erase(timer->fork);
         break;
       case Timer::Kind::kWait:
-        wait_expired(timer->wait, now);
+        wait_expired(timer->wait);
         break;
       case Timer::Kind::kDrain:
         close(now);
@@ -61,7 +66,6 @@ void RRefProtocol::mark_dirty(Peer& peer) {
 // Everything for one worker since the last take() goes into one frame, with what is to be
 // acknowledged to it.
 Outbox RRefProtocol::take() {
-  if (draining_ && !closed_ && quiet()) close(now_);
   for (Peer* to : std::exchange(dirty_, {})) {
     to->dirty = false;
     ControlFrame frame;
@@ -71,6 +75,7 @@ Outbox RRefProtocol::take() {
     const bool probe = std::exchange(to->probe_due, false);
     if (to->standing == Peer::Standing::kDead || closed_) {
       frame.fence = true;
+      frame.probe = probe;
       if (fence) out_.frames.push_back(frame);
     } else if (to->standing == Peer::Standing::kLost) {
       frame.probe = true;
@@ -82,6 +87,8 @@ Outbox RRefProtocol::take() {
       }
     }
   }
+  // Only now, so that the last ones to tell us something learn that we heard it.
+  if (draining_ && !closed_ && quiet()) close(now_);
   out_.wake_at = timers_.next();
   return std::exchange(out_, {});
 }

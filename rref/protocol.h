@@ -88,7 +88,7 @@ class RRefProtocol {
   // A reference arrived from `from`: returns a handle. When data.fork came before and its handle
   // is still held, it counts once more and must be dropped once more.
   //   throws  Error: kCorrupt, kShutdown, kCancelled (it was taken back), kDisconnected (its owner
-  //           or sender is gone), kNotFound (released)
+  //           or sender is gone), kNotFound (released); the sender learns of it, as by declined()
   HandleId received(WorkerRun from, const ForkData& data, TimePoint now);
   // The same for one that nobody wants: its message could not be read, or came too late.
   void declined(WorkerRun from, const ForkData& data, TimePoint now);
@@ -126,6 +126,8 @@ class RRefProtocol {
   bool drained() const noexcept { return closed_; }
 
   Outbox take();
+  // When to call on_timer(): as the latest Outbox::wake_at, for those who take() in many threads.
+  Deadline wake_at() const noexcept { return timers_.next(); }
   Counters counters() const;
   std::vector<Leak> holdings() const;  // what drain() would report as left now; O(everything)
 
@@ -139,6 +141,7 @@ class RRefProtocol {
   void revive(Peer& peer);
   void lose(Peer& peer, TimePoint now);
   void die(Peer& peer, TimePoint now);
+  void give_notice(Peer& peer, TimePoint now);
   void reclaim(Peer& peer);
   void cancel_parked(Peer& peer, const Error& why);
 
@@ -156,6 +159,7 @@ class RRefProtocol {
   void release(OwnerRecord& record);
 
   uint64_t push(Peer& peer, ControlKind kind, const RRefId& rref, const ForkId& fork);
+  void on_fence(const ControlFrame& frame, TimePoint now);
   std::optional<Refusal> process(Peer& from, const ControlItem& item, TimePoint now);
   std::optional<Refusal> process_fork_request(Peer& from, const ControlItem& item);
   std::optional<Refusal> process_recall(Peer& from, const ControlItem& item, TimePoint now);
@@ -171,9 +175,10 @@ class RRefProtocol {
   void park(std::vector<WaitId>& waits, WaitId id);
   Wait& add_wait(WaitId id, Wait wait, Deadline deadline, TimePoint now);
   void answer(std::vector<WaitId>& waits, const std::optional<Error>& error);
-  void finish_wait(WaitId id, std::optional<Error> error);
+  Wait end_wait(WaitId id);
+  Wait finish_wait(WaitId id, std::optional<Error> error);
   void leave_value(const Wait& wait);
-  void wait_expired(WaitId id, TimePoint now);
+  void wait_expired(WaitId id);
 
   bool quiet() const;
   void drop_everything(TimePoint now);

@@ -25,7 +25,7 @@ void RRefProtocol::on_control(const ControlFrame& frame, TimePoint now) {
     mark_dirty(peer(frame.from));
   }
   if (closed_) return;
-  if (frame.fence) return die(peer(frame.from), now);
+  if (frame.fence) return on_fence(frame, now);
   Peer* from = hear_from(frame.from, now);
   if (!from) return;
   if (!from->link.valid(frame)) {
@@ -45,6 +45,17 @@ void RRefProtocol::on_control(const ControlFrame& frame, TimePoint now) {
   for (const Link::Settled& one : done) settled(*from, one, std::nullopt);
   from->link.receive(frame, [&](const ControlItem& item) { return process(*from, item, now); });
   if (!frame.items.empty()) mark_dirty(*from);
+}
+
+// The other side holds this run for dead. Then it is the same the other way round, in both roles of
+// both: what they shared is gone, and nothing of it can come back.
+void RRefProtocol::on_fence(const ControlFrame& frame, TimePoint now) {
+  Peer& from = peer(frame.from);
+  die(from, now);
+  timers_.cancel(from.notice);
+  if (!frame.probe) return;
+  from.fence_due = true;
+  mark_dirty(from);
 }
 
 std::optional<Refusal> RRefProtocol::process(Peer& from, const ControlItem& item, TimePoint now) {

@@ -72,7 +72,8 @@ RRefProtocol::Creation RRefProtocol::on_creation(WorkerRun from, const HandleId&
     return Creation::kRefused;
   }
   if (creator->created.contains(id.rref.serial)) {
-    return find_owned(id.rref) ? Creation::kDuplicate : Creation::kGone;
+    const OwnerRecord* record = find_owned(id.rref);
+    return record && record->born ? Creation::kDuplicate : Creation::kGone;
   }
   if (draining_) return Creation::kRefused;
   OwnerRecord& record = *find_or_expect(id.rref, texts_.keep(what));

@@ -79,7 +79,8 @@ void RRefProtocol::close(TimePoint now) {
     known->unborn.clear();
   }
   for (auto& [id, record] : owned_) {
-    if (record.born) out_.releases.push_back(id);
+    // One that is still being made is released by its value_set().
+    if (record.born && record.state != OwnerRecord::State::kPending) out_.releases.push_back(id);
   }
   owned_.clear();
   users_.clear();

@@ -101,7 +101,10 @@ HandleId RRefProtocol::received_from_self(const ForkData& data) {
 
 HandleId RRefProtocol::received(WorkerRun from, const ForkData& data, TimePoint now) {
   now_ = now;
-  check_open("receiving a reference");
+  if (draining_) {
+    declined(from, data, now);
+    throw shut_down("receiving a reference");
+  }
   if (data.fork.parent != from || data.fork.serial == 0 || data.rref.serial == 0) {
     throw corrupt(name_of(from), "a reference that its sender did not make");
   }

@@ -50,11 +50,12 @@ struct ControlFrame {
   uint64_t first = 1;  // the number of items[0]
   std::vector<ControlItem> items;
   uint64_t ack = 1;  // all items of the receiver below this one are processed here
-  std::vector<RefusedItem>
-      refused;         // those of them, from the receiver's base on, that were refused
+  // Those of them, from the receiver's base on, that were refused.
+  std::vector<RefusedItem> refused;
   bool probe = false;  // "are you there?": answer with any frame
-  bool fence =
-      false;  // the sender holds the receiver for dead, or has shut down: nothing more passes
+  // The sender holds the receiver for dead, or has shut down: nothing passes between these two any
+  // more. With `probe`: answer with a fence, so that the sender knows that it was heard.
+  bool fence = false;
 };
 
 // A reference under way in the arguments or the result of a call.

@@ -69,7 +69,10 @@ void RRefProtocol::on_peer_joined(WorkerRun run, std::string name, TimePoint now
   for (const auto& [other, known] : peers_) {
     if (other.rank == run.rank && other != run) earlier.push_back(known.get());
   }
-  for (Peer* old : earlier) die(*old, now);
+  for (Peer* old : earlier) {
+    die(*old, now);
+    timers_.cancel(old->notice);
+  }
   if (joined.standing == Standing::kLost) revive(joined);
   joined.standing = Standing::kLive;
 }
@@ -80,6 +83,7 @@ void RRefProtocol::on_peer_lost(WorkerRun run, Loss loss, TimePoint now) {
   Peer& lost = peer(run);
   if (loss == Loss::kEnded || draining_) {
     die(lost, now);
+    timers_.cancel(lost.notice);
   } else if (!lost.gone()) {
     lose(lost, now);
   }
@@ -115,12 +119,7 @@ void RRefProtocol::lose(Peer& peer, TimePoint now) {
 
 void RRefProtocol::cancel_parked(Peer& peer, const Error& why) {
   const std::vector<WaitId> parked(peer.parked.begin(), peer.parked.end());
-  for (const WaitId id : parked) {
-    const auto it = waits_.find(id);
-    const Wait wait = it->second;
-    finish_wait(id, why);
-    leave_value(wait);
-  }
+  for (const WaitId id : parked) leave_value(finish_wait(id, why));
 }
 
 // For good. Nothing is sent to this run, and nothing from it is accepted, ever again.
@@ -155,6 +154,18 @@ void RRefProtocol::die(Peer& peer, TimePoint now) {
   } else if (!peer.held.empty()) {
     peer.reclaim = timers_.set(now + options_.fork_timeout, {Timer::Kind::kReclaim, peer.run});
   }
+}
+
+// It may be alive, and may not have noticed that it was out of reach: what it keeps for us would
+// stay for ever. So it is told, seldom, until it answers or has had more than a day to.
+void RRefProtocol::give_notice(Peer& peer, TimePoint now) {
+  constexpr int kNotices = 12;
+  peer.fence_due = peer.probe_due = true;
+  mark_dirty(peer);
+  if (peer.notice_delay < options_.lease * (1 << kNotices)) {
+    peer.notice = timers_.set(now + peer.notice_delay, {Timer::Kind::kNotice, peer.run});
+  }
+  peer.notice_delay *= 2;
 }
 
 void RRefProtocol::reclaim(Peer& peer) {

@@ -24,7 +24,7 @@
 namespace farspan::rref {
 
 struct Timer {
-  enum class Kind { kRetry, kProbe, kLease, kReclaim, kSettle, kForget, kWait, kDrain };
+  enum class Kind { kRetry, kProbe, kLease, kNotice, kReclaim, kSettle, kForget, kWait, kDrain };
   Kind kind{};
   WorkerRun run{};  // whose; for all but kWait and kDrain
   ForkId fork{};    // kSettle, kForget
@@ -102,10 +102,10 @@ struct Peer {
 
   Link link;
   bool dirty = false;      // in RRefProtocol::dirty_
-  bool fence_due = false;  // it does not know that it is dead here
+  bool fence_due = false;  // it may not know that it is dead here
   bool probe_due = false;
-  Clock::duration retry_delay{}, probe_delay{};
-  Timers::Key retry{}, probe{}, lease{}, reclaim{};
+  Clock::duration retry_delay{}, probe_delay{}, notice_delay{};
+  Timers::Key retry{}, probe{}, lease{}, notice{}, reclaim{};
 
   std::unordered_map<ForkId, OwnerRecord*> held;  // its handles to values here
   SerialSet created;                              // its requests to create that came, or never will

@@ -108,14 +108,20 @@ void RRefProtocol::answer(std::vector<WaitId>& waits, const std::optional<Error>
   }
 }
 
-void RRefProtocol::finish_wait(WaitId id, std::optional<Error> error) {
+Wait RRefProtocol::end_wait(WaitId id) {
   const auto it = waits_.find(id);
-  Wait& wait = it->second;
+  Wait wait = it->second;
+  waits_.erase(it);
   timers_.cancel(wait.timer);
   if (wait.kind == Wait::Kind::kValue) peer(wait.requester).parked.erase(id);
+  return wait;
+}
+
+Wait RRefProtocol::finish_wait(WaitId id, std::optional<Error> error) {
+  Wait wait = end_wait(id);
   if (error && error->elapsed().count() < 0) error->elapsed(now_ - wait.begun);
   out_.results.push_back({id, std::move(error)});
-  waits_.erase(it);
+  return wait;
 }
 
 // A wait has ended by itself: an unborn value that nothing else keeps is forgotten.
@@ -125,8 +131,8 @@ void RRefProtocol::leave_value(const Wait& wait) {
   if (record && record->state == OwnerRecord::State::kUnborn) settle_owned(*record);
 }
 
-void RRefProtocol::wait_expired(WaitId id, TimePoint) {
-  const Wait wait = waits_.at(id);
+void RRefProtocol::wait_expired(WaitId id) {
+  const Wait& wait = waits_.at(id);
   const bool value = wait.kind == Wait::Kind::kValue;
   Error error(Code::kTimeout, (value ? "the value of " + to_text(wait.rref) + " is not there yet"
                                      : "the owner has not confirmed " + to_text(wait.rref)));
@@ -134,18 +140,13 @@ void RRefProtocol::wait_expired(WaitId id, TimePoint) {
       .operation(value ? "wait for a value" : "wait for the references among the arguments")
       .advice(value ? "give it more time, or look at what makes it"
                     : "look at whether its owner can be reached");
-  finish_wait(id, std::move(error));
-  leave_value(wait);
+  leave_value(finish_wait(id, std::move(error)));
 }
 
 void RRefProtocol::cancel_wait(WaitId id, TimePoint now) {
   now_ = now;
-  const auto it = waits_.find(id);
-  if (it == waits_.end()) return;
-  const Wait wait = it->second;
-  finish_wait(id, std::nullopt);
-  out_.results.pop_back();
-  leave_value(wait);
+  if (!waits_.contains(id)) return;
+  leave_value(end_wait(id));
 }
 
 }  // namespace farspan::rref

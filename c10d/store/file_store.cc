@@ -45,41 +45,60 @@ void pause_for(Millis* pause, Deadline deadline) {
 
 }  // namespace
 
-FileStore::FileStore(std::string path, int world_size, Millis timeout)
-    : Store(timeout), path_(std::move(path)), world_size_(world_size), log_(path_) {
-  const TimePoint start = Clock::now();
-  try {
-    if (path_.empty()) throw Error(Code::kInvalidArgument, "the path is empty");
-    MutexLock lock(mutex_);
-    auto visit = log_.write(Deadline::in(timeout));
+// One of those that the file counts.
+class FileStore::Member {
+ public:
+  Member(std::string path, int world_size, Deadline deadline)
+      : log_(std::move(path)), world_size_(world_size) {
+    if (log_.path().empty()) throw Error(Code::kInvalidArgument, "the path is empty");
+    auto visit = log_.write(deadline);
     add_to(visit, kUsers, 1);
     visit.commit();
-  } catch (Error& error) {
-    error.operation("open the store " + address()).elapsed(Clock::now() - start);
-    throw;
   }
-}
 
-FileStore::~FileStore() {
-  try {
-    const Deadline deadline = Deadline::after(kFarewell);
-    MutexLock lock(mutex_);
-    auto visit = log_.write_if_there(deadline);
-    if (!visit) return;  // somebody has tidied up
-    const int64_t finished = add_to(*visit, kFinished, 1);
-    const int64_t users = add_to(*visit, kUsers, -1);
-    if (users == 0 && world_size_ >= 0 && finished >= world_size_) {
-      visit->remove_file();
-    } else {
-      visit->commit();
+  ~Member() {
+    try {
+      auto visit = log_.write_if_there(Deadline::after(kFarewell));
+      if (!visit) return;  // somebody has tidied up
+      const int64_t finished = add_to(*visit, kFinished, 1);
+      const int64_t users = add_to(*visit, kUsers, -1);
+      if (users == 0 && world_size_ >= 0 && finished >= world_size_) {
+        visit->remove_file();
+      } else {
+        visit->commit();
+      }
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, "store", "left " + log_.path() + " behind: " + error.what());
     }
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, "store", "left " + address() + " behind: " + error.what());
   }
-}
+
+  const std::string& path() const noexcept { return log_.path(); }
+
+ private:
+  FileLog log_;
+  const int world_size_;
+};
+
+FileStore::FileStore(std::string path, int world_size, Millis timeout)
+    : FileStore(
+          [&] {
+            const TimePoint start = Clock::now();
+            try {
+              return std::make_shared<Member>(path, world_size, Deadline::in(timeout));
+            } catch (Error& error) {
+              error.operation("open the store file://" + path).elapsed(Clock::now() - start);
+              throw;
+            }
+          }(),
+          timeout) {}
+
+FileStore::FileStore(std::shared_ptr<Member> member, Millis timeout)
+    : Store(timeout), member_(std::move(member)), path_(member_->path()), log_(path_) {}
+
+FileStore::~FileStore() = default;
 
 std::shared_ptr<Store> FileStore::do_clone() {
-  return std::make_shared<FileStore>(path_, world_size_, timeout());
+  return std::shared_ptr<Store>(new FileStore(member_, timeout()));
 }
 
 void FileStore::do_set(const std::string& key, const std::string& value, Deadline deadline) {

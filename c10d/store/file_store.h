@@ -32,6 +32,9 @@ class FileStore final : public Store {
   const std::string& path() const noexcept { return path_; }
 
  private:
+  class Member;
+  FileStore(std::shared_ptr<Member> member, Millis timeout);
+
   std::shared_ptr<Store> do_clone() override;
   void do_set(const std::string& key, const std::string& value, Deadline deadline) override;
   std::string do_get(const std::string& key, Deadline deadline) override;
@@ -49,8 +52,8 @@ class FileStore final : public Store {
   int64_t do_num_keys(Deadline deadline) override;
   std::vector<std::string> do_list_keys(Deadline deadline) override;
 
+  const std::shared_ptr<Member> member_;  // with the clones
   const std::string path_;
-  const int world_size_;
   Mutex mutex_;
   FileLog log_ FARSPAN_GUARDED_BY(mutex_);
 };

@@ -33,7 +33,7 @@ inline constexpr size_t kMaxStoreReplyBytes = size_t{256} << 20;
 //   kOverloaded                            no room on the disk, no descriptor left
 //
 // Threading: every method from any thread, many at once: a get() that waits holds up nobody else.
-// Lifetime:  must outlive the calls made on it.
+// Lifetime:  must outlive the calls made on it. After fork(2) only one side may go on using it.
 class Store {
  public:
   virtual ~Store() = default;

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <map>
 #include <new>
@@ -131,9 +132,16 @@ TcpStoreServer::Runner::Runner(std::vector<net::OwnedDescriptor> listening, net:
     listener->poll.data = listener.get();
   }
   resume_accepting();
+  // The thread takes no signals: handlers run elsewhere, and a client that has gone is an error of
+  // the write to it, not a SIGPIPE that ends the process.
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
   try {
     thread_ = std::thread([this] { run(); });
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
   } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
     end_on_loop();
     run();
     throw Error(Code::kOverloaded, std::string("cannot start a thread: ") + error.what());

@@ -19,3 +19,4 @@
 #include <farspan/c10d/values/codec_simple.h>  // IWYU pragma: export
 #include <farspan/c10d/values/codec_struct.h>  // IWYU pragma: export
 #include <farspan/c10d/values/codec_tensor.h>  // IWYU pragma: export
+#include <farspan/c10d/values/codec_tuple.h>   // IWYU pragma: export

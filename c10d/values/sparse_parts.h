@@ -11,8 +11,9 @@
 
 namespace farspan {
 
-// Every invariant of the layout is checked here: LibTorch's own checks divide by the block sizes
-// before they look at them, and its kernels trust the indices with memory.
+// What LibTorch's kernels trust with memory is checked here: its own checks divide by the block
+// sizes before they look at them. The order of indices is not among it, as not every operator keeps
+// that; a `coalesced` that is not true is dropped.
 //   parts   see schema::Layout; contiguous, on the CPU
 //   sizes   not negative; their product fits int64_t
 //   throws  Error kCorrupt

@@ -12,12 +12,15 @@
 namespace farspan {
 namespace {
 
-// Operators of these words believe what they are told about memory, or leave the process.
-constexpr std::string_view kNotServed[] = {"unsafe", "from_file", "set_data",      "storage",
-                                           "resize", "data_ptr",  "record_stream", "lift"};
+// Operators of these words believe what they are told about memory (sparse constructors, too: their
+// checks are off by default), show memory that nobody has written, or leave the process.
+constexpr std::string_view kNotServed[] = {"unsafe",        "from_file", "set_data",
+                                           "storage",       "resize",    "data_ptr",
+                                           "record_stream", "lift",      "empty"};
 
 bool is_served(std::string_view base) {
-  if (base.starts_with('_') || base == "set_" || base == "set") return false;
+  if (base.starts_with('_') || base.starts_with("sparse_")) return false;
+  if (base == "set_" || base == "set") return false;
   for (const std::string_view word : kNotServed) {
     if (base.find(word) != std::string_view::npos) return false;
   }

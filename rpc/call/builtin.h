@@ -16,8 +16,9 @@
 namespace farspan {
 
 // Runs an operator. Arguments go by position in its schema; those left out at the end take their
-// defaults. Operators that trust their arguments with memory or reach files (private ones, unsafe,
-// from_file, set_, resize and the like) are not served.
+// defaults. Not served are operators that trust their arguments with memory, show memory that
+// nobody has written, or reach files: private ones, sparse constructors, unsafe, empty, from_file,
+// set_, resize and the like.
 //   returns  nothing, a Tensor, int64_t, double, bool, or a std::vector<Tensor> for several
 //   throws   Error kNotRegistered: there is none of this name, or it is not served;
 //            kInvalidArgument: names the argument; kRemote: what the operator said

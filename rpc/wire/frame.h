@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <vector>
 
 #include <farspan/c10d/base/buffer.h>
+#include <farspan/c10d/base/error.h>
 #include <farspan/rpc/wire/kinds.h>
 
 namespace farspan::wire {
@@ -68,11 +70,15 @@ struct InFrame {
   bool failed() const noexcept { return header.flags & kFailed; }
 };
 
-// Checked before anything is allocated.
+// Checked before anything is allocated. The defaults are the protocol's: every peer takes that
+// much.
 struct FrameLimits {
   uint32_t max_meta_bytes = 16u << 20;
   uint32_t max_segments = 1u << 16;
   uint64_t max_payload_bytes = uint64_t{64} << 30;
 };
+
+// Why a frame is not to be sent: kInvalidArgument, it exceeds the limits.
+std::optional<Error> excess(const OutFrame& frame, const FrameLimits& limits);
 
 }  // namespace farspan::wire

@@ -46,7 +46,10 @@ void check(const FrameHeader& header, const FrameLimits& limits) {
 }  // namespace
 
 FrameReader::FrameReader(FrameLimits limits, Allocate allocate)
-    : limits_(limits), allocate_(std::move(allocate)), slab_(kSlabBytes) {}
+    : FrameReader(limits, limits, std::move(allocate)) {}
+
+FrameReader::FrameReader(FrameLimits first, FrameLimits limits, Allocate allocate)
+    : later_limits_(limits), limits_(first), allocate_(std::move(allocate)), slab_(kSlabBytes) {}
 
 int FrameReader::want(iovec places[2]) noexcept {
   int count = 0;
@@ -75,6 +78,7 @@ void FrameReader::advance(size_t bytes, std::vector<InFrame>& frames) {
     if (!in_frame_ && !parse_head()) break;
     if (!fill_from_slab()) break;
     in_frame_ = false;
+    limits_ = later_limits_;
     frames.push_back(std::move(frame_));
     frame_ = InFrame{};
   }
@@ -97,12 +101,7 @@ bool FrameReader::parse_head() {
     return false;
   }
   const std::byte* table = slab_.data() + begin_ + sizeof(FrameHeader);
-  size_t inline_bytes = 0;
-  for (uint32_t i = 0; i < header.segment_count; ++i) {
-    uint64_t length;
-    std::memcpy(&length, table + 8 * i, 8);
-    if (length <= kInlineSegment) inline_bytes += padded(length);
-  }
+  const size_t inline_bytes = check_segments({table, table_bytes});
   const Buffer block = Buffer::allocate(header.meta_bytes + inline_bytes);
   if (header.meta_bytes > 0) {
     std::memcpy(block.data(), table + table_bytes, header.meta_bytes);
@@ -115,18 +114,30 @@ bool FrameReader::parse_head() {
   return true;
 }
 
+// The segments must be exactly the payload. Returns how much of it shares the frame's block.
+size_t FrameReader::check_segments(std::span<const std::byte> table) const {
+  uint64_t left = frame_.header.payload_bytes;
+  size_t inline_bytes = 0;
+  for (size_t at = 0; at < table.size(); at += 8) {
+    uint64_t length;
+    std::memcpy(&length, table.data() + at, 8);
+    if (length > left || padded(length) > left) throw corrupt("segments exceed the payload");
+    left -= padded(length);
+    if (length <= kInlineSegment) inline_bytes += padded(length);
+  }
+  if (left != 0) throw corrupt("the payload exceeds its segments");
+  return inline_bytes;
+}
+
 void FrameReader::plan_segments(std::span<const std::byte> table, const Buffer& inline_space) {
   fills_.clear();
   next_fill_ = 0;
   const uint32_t count = frame_.header.segment_count;
-  uint64_t left = frame_.header.payload_bytes;
   size_t used = 0;
   frame_.segments.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
     uint64_t length;
     std::memcpy(&length, table.data() + 8 * i, 8);
-    if (length > left || padded(length) > left) throw corrupt("segments exceed the payload");
-    left -= padded(length);
     if (length <= kInlineSegment) {
       frame_.segments.push_back(inline_space.slice(used, length));
       used += padded(length);
@@ -136,7 +147,6 @@ void FrameReader::plan_segments(std::span<const std::byte> table, const Buffer& 
     if (length > 0) fills_.push_back({frame_.segments.back().data(), length});
     if (padded(length) > length) fills_.push_back({nullptr, padded(length) - length});
   }
-  if (left != 0) throw corrupt("the payload exceeds its segments");
 }
 
 // Copies what is here into the segments; true when the frame is whole.

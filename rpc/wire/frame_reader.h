@@ -21,6 +21,8 @@ class FrameReader {
   // `allocate` gives the destination of a large segment, 64-byte aligned.
   using Allocate = std::function<Buffer(size_t bytes)>;
   FrameReader(FrameLimits limits, Allocate allocate);
+  // With other limits for the first frame, which comes from somebody who is not known yet.
+  FrameReader(FrameLimits first, FrameLimits limits, Allocate allocate);
 
   // Where to read to next: at most two places, in order.
   int want(iovec places[2]) noexcept;
@@ -35,6 +37,7 @@ class FrameReader {
 
  private:
   bool parse_head();
+  size_t check_segments(std::span<const std::byte> table) const;
   void plan_segments(std::span<const std::byte> table, const Buffer& inline_space);
   bool fill_from_slab();
   size_t slab_left() const noexcept { return end_ - begin_; }
@@ -45,7 +48,8 @@ class FrameReader {
     size_t bytes;
   };
 
-  const FrameLimits limits_;
+  const FrameLimits later_limits_;
+  FrameLimits limits_;  // of the next frame
   const Allocate allocate_;
   std::vector<std::byte> slab_;  // [begin_, end_) is read, but not yet parsed
   size_t begin_ = 0, end_ = 0;

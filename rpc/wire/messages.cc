@@ -3,13 +3,18 @@
 #include <capnp/message.h>
 #include <capnp/serialize.h>
 
-#include <cstring>
+#include <algorithm>
 #include <random>
 
 #include <farspan/rpc/wire/message.capnp.h>
 
 namespace farspan::wire {
 namespace {
+
+// What an error says is cut here, so that it always fits into a frame.
+constexpr size_t kMaxText = 64 << 10;
+// A function's record takes at least this many words; a list that claims more has made them up.
+constexpr size_t kFunctionWords = 3;
 
 // One segment, so that no segment table is needed.
 Buffer to_meta(capnp::MallocMessageBuilder& message) {
@@ -41,6 +46,11 @@ auto read_meta(std::span<const std::byte> meta, Fn&& fn) {
 }
 
 std::string to_string(capnp::Text::Reader text) { return {text.cStr(), text.size()}; }
+
+std::string cut(const std::string& text) {
+  if (text.size() <= kMaxText) return text;
+  return text.substr(0, kMaxText) + "... (" + std::to_string(text.size()) + " bytes in all)";
+}
 
 }  // namespace
 
@@ -80,7 +90,7 @@ Buffer encode(const Hello& hello) {
 }
 
 Hello decode_hello(std::span<const std::byte> meta) {
-  return read_meta<schema::Hello>(meta, [](schema::Hello::Reader in) {
+  return read_meta<schema::Hello>(meta, [meta](schema::Hello::Reader in) {
     Hello hello;
     hello.min_version = in.getMinVersion();
     hello.max_version = in.getMaxVersion();
@@ -91,7 +101,12 @@ Hello decode_hello(std::span<const std::byte> meta) {
     hello.generation = to_string(in.getGeneration());
     hello.pid = in.getPid();
     hello.host = to_string(in.getHost());
-    for (auto function : in.getFunctions()) {
+    const auto functions = in.getFunctions();
+    if (functions.size() * kFunctionWords * sizeof(capnp::word) > meta.size()) {
+      throw Error(Code::kCorrupt, "a list of functions that is longer than its message")
+          .operation("read a message");
+    }
+    for (auto function : functions) {
       hello.functions.push_back(
           {function.getId(), to_string(function.getName()), to_string(function.getSignature())});
     }
@@ -103,17 +118,20 @@ Hello decode_hello(std::span<const std::byte> meta) {
 }
 
 Buffer encode(const Error& error) {
-  const size_t text = error.message().size() + error.worker().size() + error.operation().size() +
-                      error.advice().size() + error.remote_type().size() + error.trail().size();
-  capnp::MallocMessageBuilder message(words_for(text, 1));
+  const std::string texts[] = {cut(error.message()),     cut(error.worker()),
+                               cut(error.operation()),   cut(error.advice()),
+                               cut(error.remote_type()), cut(error.trail())};
+  size_t bytes = 0;
+  for (const std::string& text : texts) bytes += text.size();
+  capnp::MallocMessageBuilder message(words_for(bytes, 1));
   auto out = message.initRoot<schema::Failure>();
   out.setCode(static_cast<uint16_t>(error.code()));
-  out.setMessage(error.message());
-  out.setWorker(error.worker());
-  out.setOperation(error.operation());
-  out.setAdvice(error.advice());
-  out.setRemoteType(error.remote_type());
-  out.setTrail(error.trail());
+  out.setMessage(texts[0]);
+  out.setWorker(texts[1]);
+  out.setOperation(texts[2]);
+  out.setAdvice(texts[3]);
+  out.setRemoteType(texts[4]);
+  out.setTrail(texts[5]);
   if (error.elapsed().count() >= 0) {
     out.setElapsedUs(std::chrono::duration_cast<Micros>(error.elapsed()).count());
   }
@@ -122,11 +140,13 @@ Buffer encode(const Error& error) {
 
 Error decode_error(std::span<const std::byte> meta) {
   return read_meta<schema::Failure>(meta, [](schema::Failure::Reader in) {
-    Error error(code_from_wire(in.getCode()), to_string(in.getMessage()));
+    const Code code = code_from_wire(in.getCode());
+    Error error(code == Code::kOk ? Code::kUnknown : code, to_string(in.getMessage()));
     error.worker(to_string(in.getWorker())).operation(to_string(in.getOperation()));
     error.advice(to_string(in.getAdvice())).remote_type(to_string(in.getRemoteType()));
     if (in.getTrail().size() > 0) error.trail(to_string(in.getTrail()));
-    if (in.getElapsedUs() >= 0) error.elapsed(Micros(in.getElapsedUs()));
+    constexpr int64_t kLongest = std::chrono::duration_cast<Micros>(Clock::duration::max()).count();
+    if (in.getElapsedUs() >= 0) error.elapsed(Micros(std::min(in.getElapsedUs(), kLongest)));
     return error;
   });
 }

@@ -39,10 +39,11 @@ struct Hello {
   std::string authentication;
 };
 
-// The meta of a frame: a whole number of 8-byte words.
+// The meta of a frame: a whole number of 8-byte words. An Error's texts are cut at 64 KiB each.
 Buffer encode(const Hello& hello);
 Buffer encode(const Error& error);
 
+//   meta    8-byte aligned
 //   throws  Error kCorrupt: not such a message
 Hello decode_hello(std::span<const std::byte> meta);
 Error decode_error(std::span<const std::byte> meta);

@@ -102,6 +102,17 @@ TEST_F(FileStoreTest, TheFileStaysUntilAsManyAsTheWorldHaveComeAndGone) {
   EXPECT_TRUE(std::filesystem::exists(path_));
 }
 
+TEST_F(FileStoreTest, AStoreAndItsClonesCountAsOneAndKeepTheFile) {
+  auto store = std::make_shared<FileStore>(path_, 1);
+  auto clone = store->clone();
+  store.reset();
+  clone->set("k", "v");
+  EXPECT_EQ(clone->get("k"), "v");
+  EXPECT_THAT(contents(path_), ::testing::Not(HasSubstr("cleanup/")));
+  clone.reset();
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
 TEST_F(FileStoreTest, AStartOfARecordIsNeverSeenAndTheNextWriterCutsItOff) {
   FileStore store(path_);
   store.set("k", "v");

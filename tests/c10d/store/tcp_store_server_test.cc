@@ -236,6 +236,29 @@ TEST(TcpStoreServer, ASlowReaderHoldsUpNobodyAndDoesNotGrowTheServer) {
   EXPECT_LT(peak() - before, 200 * 1024);
 }
 
+TEST(TcpStoreServer, AClientThatGoesAwayInTheMiddleOfAnAnswerHarmsNobody) {
+  const auto server = TcpStoreServer::start();
+  const auto good = join(*server);
+  good->set("big", std::string(dist::kMaxStoreValueBytes, 'v'));
+  std::string request;
+  put_code(request, TcpCode::kValidate);
+  put_u32(request, kTcpMagic);
+  for (int i = 0; i < 3; ++i) {
+    put_code(request, TcpCode::kGet);
+    put_text(request, "/big");
+  }
+  for (int i = 0; i < 20; ++i) {
+    const auto client = net::dial(server->where(), Deadline::after(5s));
+    net::send_all(client.get(), request.data(), request.size(), Deadline::after(5s));
+    char byte;
+    net::receive_some(client.get(), &byte, 1, Deadline::after(20s));
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    setsockopt(client.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  }
+  good->set("k", "v");
+  EXPECT_TRUE(comes_true([&] { return server->connections() == 1; }));
+}
+
 TEST(TcpStoreServer, OutOfDescriptorsItWaitsWithoutSpinningAndRecovers) {
   const auto server = TcpStoreServer::start();
   const auto good = join(*server);

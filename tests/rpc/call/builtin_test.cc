@@ -64,7 +64,8 @@ TEST(Builtin, RefusesOperatorsThatThereAreNot) {
 TEST(Builtin, RefusesOperatorsThatTrustTheirArguments) {
   for (const char* op :
        {"aten::from_file", "aten::_sparse_coo_tensor_unsafe", "aten::unsafe_split.Tensor",
-        "aten::set_.source_Tensor", "aten::resize_", "prim::device", "quantized::add"}) {
+        "aten::set_.source_Tensor", "aten::resize_", "aten::empty_like",
+        "aten::sparse_csr_tensor.crow_col_value_size", "prim::device", "quantized::add"}) {
     const Error error = error_of([op] { builtin(op, kA); });
     EXPECT_EQ(error.code(), Code::kNotRegistered) << op;
     EXPECT_THAT(error.what(), HasSubstr("no operator that may be called"));

@@ -1,0 +1,266 @@
+// The rules under test: c10d/net/README.md, "Threads": tasks, waits, the limit and the end.
+#include <farspan/c10d/net/reactor.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <vector>
+
+#include "c10d/net/tasks.h"
+
+namespace farspan::testing {
+namespace {
+
+using net::Reactor;
+using net::ReactorOptions;
+using std::chrono::milliseconds;
+
+ReactorOptions few(int threads, int max_threads) {
+  ReactorOptions options;
+  options.threads = threads;
+  options.max_threads = max_threads;
+  return options;
+}
+
+TEST(ReactorTasks, RunOnAThreadOfTheReactor) {
+  Reactor reactor;
+  std::thread::id where;
+  const auto done = run(reactor, [&] {
+    where = std::this_thread::get_id();
+    EXPECT_TRUE(net::on_reactor_thread());
+  });
+  ASSERT_TRUE(ends(done));
+  EXPECT_NE(where, std::this_thread::get_id());
+  EXPECT_FALSE(net::on_reactor_thread());
+}
+
+TEST(ReactorTasks, AllRunHoweverMany) {
+  Reactor reactor(few(2, 8));
+  std::atomic<int> ran{0};
+  std::vector<Future<void>> all;
+  for (int i = 0; i < 2'000; ++i) all.push_back(run(reactor, [&] { ++ran; }));
+  ASSERT_TRUE(ends(collect_all(all)));
+  EXPECT_EQ(ran, 2'000);
+}
+
+TEST(ReactorTasks, NoMoreRunAtOnceThanTheOptionSays) {
+  Reactor reactor(few(2, 8));
+  std::atomic<int> now{0}, most{0};
+  std::vector<Future<void>> all;
+  for (int i = 0; i < 20; ++i) {
+    all.push_back(run(reactor, [&] {
+      const int running = ++now;
+      for (int seen = most; running > seen && !most.compare_exchange_weak(seen, running);) {
+      }
+      std::this_thread::sleep_for(milliseconds(1));  // busy, as far as the reactor knows
+      --now;
+    }));
+  }
+  ASSERT_TRUE(ends(collect_all(all)));
+  EXPECT_EQ(most, 2);
+}
+
+TEST(ReactorTasks, MayStartOthers) {
+  Reactor reactor;
+  Promise<void> last;
+  std::function<void(int)> step = [&](int left) {
+    if (left == 0) {
+      last.set_value();
+    } else {
+      run(reactor, [&step, left] { step(left - 1); });
+    }
+  };
+  run(reactor, [&] { step(500); });
+  EXPECT_TRUE(ends(last.future()));
+}
+
+TEST(ReactorTasks, AThreadStartsWhenTheLastRunnableOneBlocks) {
+  Reactor reactor(few(2, 64));
+  Promise<void> gate;
+  std::vector<Future<void>> all;
+  for (int i = 0; i < 40; ++i) all.push_back(run(reactor, [&] { gate.future().wait(); }));
+  // Expect: those that are blocked do not count, so all forty have begun.
+  EXPECT_TRUE(eventually([&] { return reactor.counters().blocked == 40; }));
+  EXPECT_EQ(reactor.counters().running, 0);
+  // Expect: and another one still gets a thread.
+  EXPECT_TRUE(ends(run(reactor, [] {})));
+  gate.set_value();
+  EXPECT_TRUE(ends(collect_all(all)));
+  EXPECT_TRUE(eventually([&] { return reactor.counters().blocked == 0; }));
+}
+
+// Threads that wait, up to the limit.
+class ReactorLimitTest : public ::testing::Test {
+ protected:
+  static constexpr int kMax = 4;
+  void block_all(uint64_t chain = 0) {
+    for (int i = 0; i < kMax; ++i) {
+      blocked_.push_back(run(
+          reactor_,
+          [this] {
+            threads_.set_value(std::this_thread::get_id());
+            gate_.future().wait();
+          },
+          chain));
+      ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i + 1; }));
+      if (chain != 0) return fill_up(i + 1);
+    }
+  }
+  void fill_up(int from) {
+    for (int i = from; i < kMax; ++i) {
+      blocked_.push_back(run(reactor_, [this] { gate_.future().wait(); }));
+      ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i + 1; }));
+    }
+  }
+  void TearDown() override {
+    gate_.set_value();
+    EXPECT_TRUE(ends(collect_all(blocked_)));
+  }
+
+  Promise<void> gate_;
+  Promise<std::thread::id> threads_;  // the first one's
+  std::vector<Future<void>> blocked_;
+  Reactor reactor_{few(2, kMax)};
+};
+
+TEST_F(ReactorLimitTest, BeyondItWorkIsTurnedAway) {
+  block_all();
+  const auto more = run(reactor_, [] {});
+  ASSERT_TRUE(ends(more));
+  ASSERT_TRUE(more.has_error());
+  EXPECT_EQ(more.error().code(), Code::kOverloaded);
+  // Expect: one thread beside the limit, which reads.
+  EXPECT_EQ(reactor_.counters().threads, kMax + 1);
+}
+
+TEST_F(ReactorLimitTest, ATaskOfAWaitingChainRunsOnItsThread) {
+  block_all(7);
+  std::thread::id where;
+  const auto nested = run(
+      reactor_, [&] { where = std::this_thread::get_id(); }, 7);
+  ASSERT_TRUE(ends(nested));
+  EXPECT_FALSE(nested.has_error());
+  EXPECT_EQ(where, threads_.future().wait());
+  // Expect: that thread waits again.
+  EXPECT_TRUE(eventually([&] { return reactor_.counters().blocked == kMax; }));
+}
+
+TEST_F(ReactorLimitTest, AThreadFromOutsideRunsTasksOfItsChain) {
+  block_all();
+  std::thread::id where;
+  Promise<void> nested_done;
+  std::thread outside([&] {
+    net::set_current_chain(9);
+    EXPECT_TRUE(reactor_.wait(*nested_done.future().state(),
+                              Deadline::after(std::chrono::seconds(10)), nullptr));
+    net::set_current_chain(0);
+  });
+  const auto id = outside.get_id();
+  // Turned away until the thread is known to wait.
+  EXPECT_TRUE(eventually([&] {
+    const auto nested = run(
+        reactor_,
+        [&] {
+          where = std::this_thread::get_id();
+          nested_done.set_value();
+        },
+        9);
+    return ends(nested) && !nested.has_error();
+  }));
+  outside.join();
+  EXPECT_EQ(where, id);
+}
+
+TEST_F(ReactorLimitTest, WorkIsTakenAgainWhenAThreadIsFree) {
+  block_all();
+  EXPECT_TRUE(run(reactor_, [] {}).wait_for(milliseconds(10'000)));
+  gate_.set_value();
+  EXPECT_TRUE(eventually([&] { return reactor_.counters().blocked == 0; }));
+  const auto more = run(reactor_, [] {});
+  ASSERT_TRUE(ends(more));
+  EXPECT_FALSE(more.has_error());
+}
+
+TEST(ReactorWait, GivesUpAtItsDeadline) {
+  Reactor reactor;
+  const Promise<void> never;
+  const TimePoint begun = Clock::now();
+  EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(20)), nullptr));
+  EXPECT_GE(Clock::now() - begun, milliseconds(20));
+  EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(0)), nullptr));
+}
+
+// A timer's callback runs on a reading thread, and should not block. When it does all the same,
+// others read and run what it has queued.
+TEST(ReactorWait, ABlockedReaderLeavesItsTasksToOthers) {
+  Reactor reactor(few(2, 8));
+  Promise<bool> woken;
+  reactor.timers().add(Clock::now(), [&] {
+    const auto task = run(reactor, [] {});
+    woken.set_value(ends(task));
+  });
+  EXPECT_TRUE(woken.future().wait());
+}
+
+TEST(ReactorStop, RejectsWhatHasNotBegun) {
+  auto reactor = std::make_unique<Reactor>(few(2, 8));
+  std::atomic<bool> go{false};
+  std::atomic<int> begun{0};
+  std::vector<Future<void>> running;
+  for (int i = 0; i < 2; ++i) {
+    running.push_back(run(*reactor, [&] {
+      ++begun;
+      while (!go) std::this_thread::yield();
+    }));
+  }
+  ASSERT_TRUE(eventually([&] { return begun == 2; }));
+  const auto queued = run(*reactor, [] {});
+  std::thread stopping([&] { reactor->stop(); });
+  // Expect: told at once, although those that run still do.
+  EXPECT_TRUE(ends(queued));
+  EXPECT_FALSE(running[0].ready());
+  go = true;
+  stopping.join();
+  EXPECT_EQ(queued.error().code(), Code::kShutdown);
+  for (const auto& task : running) EXPECT_FALSE(task.has_error());
+  const auto late = run(*reactor, [] {});
+  ASSERT_TRUE(late.ready());
+  EXPECT_EQ(late.error().code(), Code::kShutdown);
+  EXPECT_EQ(reactor->counters().threads, 0);
+}
+
+TEST(ReactorStop, IsNotHeldUpByATaskThatWaitsForAQueuedOne) {
+  Reactor reactor(few(2, 8));
+  std::atomic<bool> go{false};
+  Promise<void> queued_ran;
+  const auto waiting = run(reactor, [&] { queued_ran.future().wait_for(milliseconds(60'000)); });
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 1; }));
+  std::atomic<int> begun{0};
+  for (int i = 0; i < 2; ++i) {
+    run(reactor, [&] {
+      ++begun;
+      while (!go) std::this_thread::yield();
+    });
+  }
+  ASSERT_TRUE(eventually([&] { return begun == 2; }));
+  run(reactor, [promise = std::exchange(queued_ran, Promise<void>())] { promise.set_value(); });
+  std::thread stopping([&] { reactor.stop(); });
+  EXPECT_TRUE(ends(waiting));
+  go = true;
+  stopping.join();
+}
+
+TEST(ReactorStop, IsQuickAndRepeatable) {
+  for (int round = 0; round < 20; ++round) {
+    Reactor reactor;
+    run(reactor, [] {});
+    const TimePoint begun = Clock::now();
+    reactor.stop();
+    reactor.stop();
+    EXPECT_LT(Clock::now() - begun, std::chrono::seconds(5));
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing

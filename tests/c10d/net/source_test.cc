@@ -1,0 +1,255 @@
+// The rules under test: c10d/net/README.md, "Threads": who reads a source, and that nothing stays
+// unread.
+#include <farspan/c10d/net/source.h>
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "c10d/net/mailbox.h"
+#include "c10d/net/tasks.h"
+
+namespace farspan::testing {
+namespace {
+
+using net::Reactor;
+using net::ReactorOptions;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A reactor is stopped before the sources and what they refer to go.
+struct Stopped {
+  Reactor reactor;
+  explicit Stopped(ReactorOptions options = {}) : reactor(std::move(options)) {}
+  ~Stopped() { reactor.stop(); }
+};
+
+TEST(Source, IsReadByAnIdleThread) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  for (uint64_t i = 1; i <= 100; ++i) {
+    mailbox->post();
+    ASSERT_TRUE(eventually([&] { return mailbox->received() == i; }));
+  }
+}
+
+TEST(Source, IsReadByTheThreadThatWaitsForIt) {
+  std::atomic<int> by_waiter{0};
+  std::atomic<Promise<void>*> next{nullptr};
+  const auto waiter = std::this_thread::get_id();
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    by_waiter += std::this_thread::get_id() == waiter;
+    next.load()->set_value();
+  });
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  std::thread writer;
+  for (int i = 0; i < 20; ++i) {
+    Promise<void> promise;
+    next = &promise;
+    writer = std::thread([&] {
+      std::this_thread::sleep_for(milliseconds(2));  // so that the waiter is there first
+      mailbox->post();
+    });
+    ASSERT_TRUE(stopped.reactor.wait(*promise.future().state(), Deadline::after(seconds(10)),
+                                     mailbox.get()));
+    writer.join();
+  }
+  EXPECT_GT(by_waiter, 10);
+}
+
+TEST(Source, ARemovedOneIsNotRead) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  stopped.reactor.remove(*mailbox);
+  stopped.reactor.remove(*mailbox);
+  EXPECT_TRUE(mailbox->removed());
+  mailbox->post();
+  auto other = std::make_shared<Mailbox>();
+  stopped.reactor.add(other);
+  other->post();
+  ASSERT_TRUE(eventually([&] { return other->received() == 1; }));
+  EXPECT_EQ(mailbox->received(), 0u);
+}
+
+TEST(Source, IsFlushedWhenThereIsRoom) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  EXPECT_EQ(mailbox->flushes(), 0);
+  stopped.reactor.flush_when_writable(*mailbox);
+  EXPECT_TRUE(eventually([&] { return mailbox->flushes() == 1; }));
+}
+
+TEST(Source, IsFlushedByAWaitThatIsOverAtOnce) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  const auto ready = make_ready_future();
+  EXPECT_TRUE(stopped.reactor.wait(*ready.state(), Deadline::never(), mailbox.get()));
+  EXPECT_EQ(mailbox->flushes(), 1);
+}
+
+// Each wait gives the turn back on a lease, which keeps the source disarmed for a while; messages
+// that nobody waits for come at every moment of that while.
+TEST(Source, NothingStaysUnreadAroundALease) {
+  std::mutex mutex;
+  std::deque<Promise<void>> waiting;
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    std::deque<Promise<void>> all;
+    {
+      const std::lock_guard lock(mutex);
+      all.swap(waiting);
+    }
+    for (auto& promise : all) promise.set_value();
+  });
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  std::mt19937 random(5);
+  uint64_t sent = 0;
+  const TimePoint end = Clock::now() + milliseconds(1'500);
+  while (Clock::now() < end) {
+    for (auto waits = random() % 4; waits > 0; --waits) {
+      Promise<void> promise;
+      {
+        const std::lock_guard lock(mutex);
+        waiting.push_back(promise);
+      }
+      mailbox->post();
+      ++sent;
+      ASSERT_TRUE(stopped.reactor.wait(*promise.future().state(), Deadline::after(seconds(10)),
+                                       mailbox.get()));
+    }
+    const TimePoint until = Clock::now() + microseconds(random() % 2'500);
+    while (Clock::now() < until) std::this_thread::yield();
+    mailbox->post();
+    ++sent;
+    ASSERT_TRUE(eventually([&] { return mailbox->received() == sent; })) << "after " << sent;
+  }
+}
+
+// Many threads wait on one source, each for a message of its own; whoever reads must not leave the
+// others asleep.
+TEST(Source, WhoFollowsIsNotForgotten) {
+  constexpr size_t kWaiters = 6;
+  std::mutex mutex;
+  std::deque<Promise<void>> waiting;
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t messages) {
+    for (; messages > 0; --messages) {
+      Promise<void> first;
+      {
+        const std::lock_guard lock(mutex);
+        first = waiting.front();
+        waiting.pop_front();
+      }
+      first.set_value();
+    }
+  });
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  std::vector<std::thread> threads;
+  std::atomic<int> late{0};
+  for (size_t thread = 0; thread < kWaiters; ++thread) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        Promise<void> promise;
+        {
+          const std::lock_guard lock(mutex);
+          waiting.push_back(promise);
+        }
+        std::thread delayed;
+        if (i % 50 == 0) {
+          delayed = std::thread([&] {
+            std::this_thread::sleep_for(milliseconds(3));
+            mailbox->post();
+          });
+        } else {
+          mailbox->post();
+        }
+        late += !stopped.reactor.wait(*promise.future().state(), Deadline::after(seconds(10)),
+                                      mailbox.get());
+        if (delayed.joinable()) delayed.join();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(late, 0);
+}
+
+// The reader of the first source blocks in user code, until the second one, whose event came along
+// with the first one's, has been read.
+TEST(Source, ABlockedReaderGivesBackTheEventsItHolds) {
+  ReactorOptions options;
+  options.threads = 2;
+  Promise<void> second_read;
+  bool in_time = false;
+  auto second = std::make_shared<Mailbox>([&](uint64_t) { second_read.set_value(); });
+  Promise<void> first_done;
+  auto first = std::make_shared<Mailbox>([&](uint64_t) {
+    in_time = second_read.future().wait_for(seconds(10));
+    first_done.set_value();
+  });
+  Stopped stopped(options);
+  stopped.reactor.add(first);
+  stopped.reactor.add(second);
+  // One of the two idle threads runs a task, the other a timer; so both events wait for the latter.
+  std::atomic<bool> task_begun{false}, timer_begun{false}, end_task{false}, end_timer{false};
+  const auto task = run(stopped.reactor, [&] {
+    task_begun = true;
+    while (!end_task) std::this_thread::yield();
+  });
+  ASSERT_TRUE(eventually([&] { return task_begun.load(); }));
+  stopped.reactor.timers().add(Clock::now(), [&] {
+    timer_begun = true;
+    while (!end_timer) std::this_thread::yield();
+  });
+  ASSERT_TRUE(eventually([&] { return timer_begun.load(); }));
+  first->post();
+  second->post();
+  end_timer = true;
+  EXPECT_TRUE(ends(first_done.future()));
+  EXPECT_TRUE(in_time);
+  end_task = true;
+  EXPECT_TRUE(ends(task));
+}
+
+// A task waits with the source as its hint, reads for somebody else, and blocks in what that one
+// does with it.
+TEST(Source, AThreadThatBlocksTwiceCountsOnce) {
+  Promise<void> inner, outer, reader_blocks;
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    reader_blocks.set_value();
+    inner.future().wait();
+    outer.set_value();
+  });
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  const auto task = run(stopped.reactor, [&] {
+    EXPECT_TRUE(
+        stopped.reactor.wait(*outer.future().state(), Deadline::after(seconds(10)), mailbox.get()));
+  });
+  ASSERT_TRUE(eventually([&] { return stopped.reactor.counters().blocked == 1; }));
+  mailbox->post();
+  ASSERT_TRUE(ends(reader_blocks.future()));
+  // Expect: a thread that waits inside a wait is one blocked thread, and none that runs.
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_LE(stopped.reactor.counters().blocked, 2);  // the reader may have been an idle thread
+    EXPECT_GE(stopped.reactor.counters().running, 0);
+    std::this_thread::sleep_for(microseconds(200));
+  }
+  inner.set_value();
+  ASSERT_TRUE(ends(task));
+  EXPECT_TRUE(eventually([&] {  // the task has ended for us before it has for its thread
+    const ReactorCounters now = stopped.reactor.counters();
+    return now.blocked == 0 && now.running == 0;
+  }));
+}
+
+}  // namespace
+}  // namespace farspan::testing

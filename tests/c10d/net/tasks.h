@@ -1,0 +1,55 @@
+// Tasks and waits for the tests of the reactor.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/net/reactor.h>
+
+namespace farspan::testing {
+
+class FunctionTask final : public net::Task {
+ public:
+  FunctionTask(std::function<void()> work, uint64_t in_chain) : work_(std::move(work)) {
+    chain = in_chain;
+  }
+  void run() noexcept override {
+    work_();
+    done_.set_value();
+  }
+  void reject(const Error& why) noexcept override {
+    work_ = nullptr;
+    done_.set_error(why);
+  }
+  Future<void> done() const { return done_.future(); }
+
+ private:
+  std::function<void()> work_;
+  Promise<void> done_;
+};
+
+// Ready when `work` has run, or with the reason why it was not.
+inline Future<void> run(net::Reactor& reactor, std::function<void()> work, uint64_t chain = 0) {
+  auto task = std::make_unique<FunctionTask>(std::move(work), chain);
+  auto done = task->done();
+  reactor.run(std::move(task));
+  return done;
+}
+
+// Looks until `condition` holds; false after ten seconds.
+template <class Condition>
+bool eventually(Condition condition) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+inline bool ends(const Future<void>& future) { return future.wait_for(std::chrono::seconds(10)); }
+
+}  // namespace farspan::testing

@@ -1,0 +1,80 @@
+// The rule under test: c10d/net/README.md, "Threads": when the system gives no more threads, that
+// is the limit. This program stands in for pthread_create, so that it can refuse.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "c10d/net/tasks.h"
+
+namespace {
+std::atomic<bool> refuse{false};
+}
+
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*start)(void*), void* argument) noexcept {
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto real = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  return refuse ? EAGAIN : real(thread, attributes, start, argument);
+}
+
+namespace farspan::testing {
+namespace {
+
+class ThreadShortageTest : public ::testing::Test {
+ protected:
+  ~ThreadShortageTest() override { refuse = false; }
+};
+
+TEST_F(ThreadShortageTest, AReactorThatGetsNoThreadSaysSo) {
+  refuse = true;
+  try {
+    const net::Reactor reactor;
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::kOverloaded);
+  }
+}
+
+TEST_F(ThreadShortageTest, WorkIsTurnedAwayWhenNoThreadIsLeftToRead) {
+  Promise<void> gate;
+  net::Reactor reactor;  // with two threads
+  refuse = true;
+  const auto first = run(reactor, [&] { gate.future().wait(); });
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 1; }));
+  // Expect: the last thread reads on, and does not run this.
+  const auto second = run(reactor, [] {});
+  ASSERT_TRUE(ends(second));
+  ASSERT_TRUE(second.has_error());
+  EXPECT_EQ(second.error().code(), Code::kOverloaded);
+  EXPECT_FALSE(first.ready());
+  // Expect: a timer, which only a reading thread runs, still comes.
+  Promise<void> timer;
+  reactor.timers().add(Clock::now(), [&] { timer.set_value(); });
+  EXPECT_TRUE(ends(timer.future()));
+  gate.set_value();
+  EXPECT_TRUE(ends(first));
+  EXPECT_TRUE(eventually([&] { return reactor.counters().running == 0; }));
+  const auto third = run(reactor, [] {});
+  ASSERT_TRUE(ends(third));
+  EXPECT_FALSE(third.has_error());
+}
+
+TEST_F(ThreadShortageTest, ATaskOfAWaitingChainStillRuns) {
+  Promise<void> gate;
+  net::Reactor reactor;
+  refuse = true;
+  const auto outer = run(
+      reactor, [&] { gate.future().wait(); }, 5);
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 1; }));
+  const auto nested = run(
+      reactor, [&] { gate.set_value(); }, 5);
+  ASSERT_TRUE(ends(nested));
+  EXPECT_FALSE(nested.has_error());
+  EXPECT_TRUE(ends(outer));
+}
+
+}  // namespace
+}  // namespace farspan::testing
