@@ -246,7 +246,7 @@ TEST(Source, AThreadThatBlocksTwiceCountsOnce) {
   inner.set_value();
   ASSERT_TRUE(ends(task));
   EXPECT_TRUE(eventually([&] {  // the task has ended for us before it has for its thread
-    const ReactorCounters now = stopped.reactor.counters();
+    const auto now = stopped.reactor.counters();
     return now.blocked == 0 && now.running == 0;
   }));
 }
