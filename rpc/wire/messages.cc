@@ -47,6 +47,9 @@ auto read_meta(std::span<const std::byte> meta, Fn&& fn) {
 
 std::string to_string(capnp::Text::Reader text) { return {text.cStr(), text.size()}; }
 
+// All of it: a plain conversion ends at the first NUL.
+capnp::Text::Reader whole(const std::string& text) { return {text.c_str(), text.size()}; }
+
 std::string cut(const std::string& text) {
   if (text.size() <= kMaxText) return text;
   return text.substr(0, kMaxText) + "... (" + std::to_string(text.size()) + " bytes in all)";
@@ -71,18 +74,18 @@ Buffer encode(const Hello& hello) {
   out.setMinVersion(hello.min_version);
   out.setMaxVersion(hello.max_version);
   out.setFeatures(hello.features);
-  out.setName(hello.name);
+  out.setName(whole(hello.name));
   out.setRank(hello.rank);
   out.setInstanceHigh(hello.instance.high);
   out.setInstanceLow(hello.instance.low);
-  out.setGeneration(hello.generation);
+  out.setGeneration(whole(hello.generation));
   out.setPid(hello.pid);
-  out.setHost(hello.host);
+  out.setHost(whole(hello.host));
   auto functions = out.initFunctions(static_cast<unsigned>(hello.functions.size()));
   for (unsigned i = 0; i < functions.size(); ++i) {
     functions[i].setId(hello.functions[i].id);
-    functions[i].setName(hello.functions[i].name);
-    functions[i].setSignature(hello.functions[i].signature);
+    functions[i].setName(whole(hello.functions[i].name));
+    functions[i].setSignature(whole(hello.functions[i].signature));
   }
   out.setAuthentication({reinterpret_cast<const kj::byte*>(hello.authentication.data()),
                          hello.authentication.size()});
@@ -126,12 +129,12 @@ Buffer encode(const Error& error) {
   capnp::MallocMessageBuilder message(words_for(bytes, 1));
   auto out = message.initRoot<schema::Failure>();
   out.setCode(static_cast<uint16_t>(error.code()));
-  out.setMessage(texts[0]);
-  out.setWorker(texts[1]);
-  out.setOperation(texts[2]);
-  out.setAdvice(texts[3]);
-  out.setRemoteType(texts[4]);
-  out.setTrail(texts[5]);
+  out.setMessage(whole(texts[0]));
+  out.setWorker(whole(texts[1]));
+  out.setOperation(whole(texts[2]));
+  out.setAdvice(whole(texts[3]));
+  out.setRemoteType(whole(texts[4]));
+  out.setTrail(whole(texts[5]));
   if (error.elapsed().count() >= 0) {
     out.setElapsedUs(std::chrono::duration_cast<Micros>(error.elapsed()).count());
   }

@@ -1,0 +1,269 @@
+// The rules under test: rpc/wire/WIRE.md, "What a receiver checks", and rpc/wire/frame_reader.h.
+#include <farspan/rpc/wire/frame_reader.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "rpc/wire/frame_bytes.h"
+#include "support/seeded_random.h"
+
+namespace farspan::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using wire::FrameLimits;
+
+// Small frames of every shape, one behind the other.
+std::vector<RawFrame> small_frames() {
+  std::vector<RawFrame> frames;
+  frames.push_back({});  // nothing but a header
+  frames.push_back({.kind = 0x20, .flags = 1, .request_id = ~0ull, .meta = pattern(8)});
+  frames.push_back({.kind = 0x41, .segments = {pattern(1)}});
+  frames.push_back(
+      {.remaining_us = ~0ull, .chain = 7, .meta = pattern(24), .segments = {{}, pattern(9), {}}});
+  frames.push_back({.flags = 3, .segments = {{}, {}}});
+  frames.push_back({.meta = pattern(40), .segments = {pattern(16), pattern(15, 3)}});
+  return frames;
+}
+
+// Segments around the sizes at which the reader changes its ways: into the frame's own block up to
+// 16 KiB, above that into memory of their own, straight into it when much is still to come.
+std::vector<RawFrame> large_frames() {
+  std::vector<RawFrame> frames;
+  frames.push_back({.meta = pattern(16), .segments = {pattern(16 << 10), pattern((16 << 10) + 1)}});
+  frames.push_back({.segments = {pattern(5), pattern(200'000, 1), pattern(3), pattern(40'001, 2)}});
+  frames.push_back({.meta = pattern(150'000)});  // more than the reader's slab holds at first
+  frames.push_back({.meta = pattern(8), .segments = {pattern((128 << 10) + 8), {}}});
+  frames.push_back({});
+  return frames;
+}
+
+Bytes stream_of(const std::vector<RawFrame>& frames) {
+  Bytes stream;
+  for (const RawFrame& frame : frames) append(stream, to_bytes(frame));
+  return stream;
+}
+
+void expect_all(Reading& reading, const std::vector<RawFrame>& sent) {
+  ASSERT_EQ(reading.frames().size(), sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) expect_equal(reading.frames()[i], sent[i]);
+  EXPECT_TRUE(reading.reader().idle());
+}
+
+TEST(FrameReader, ReadsFramesThatComeAtOnce) {
+  for (const auto& frames : {small_frames(), large_frames()}) {
+    Reading reading;
+    reading.feed(stream_of(frames));
+    expect_all(reading, frames);
+  }
+}
+
+TEST(FrameReader, ReadsThemByteByByte) {
+  for (const auto& frames : {small_frames(), large_frames()}) {
+    Reading reading;
+    reading.feed(stream_of(frames), 1);
+    expect_all(reading, frames);
+  }
+}
+
+TEST(FrameReader, ReadsThemHoweverTheStreamIsCutInTwoPlaces) {
+  const auto frames = small_frames();
+  const Bytes stream = stream_of(frames);
+  const std::span<const std::byte> all(stream);
+  for (size_t first = 0; first <= all.size(); ++first) {
+    for (size_t second = first; second <= all.size(); second += 1 + second % 3) {
+      Reading reading;
+      reading.feed(all.first(first));
+      reading.feed(all.subspan(first, second - first));
+      reading.feed(all.subspan(second));
+      expect_all(reading, frames);
+      if (::testing::Test::HasFailure()) FAIL() << "cut at " << first << " and " << second;
+    }
+  }
+}
+
+TEST(FrameReader, ReadsLargeOnesHoweverTheStreamIsCut) {
+  const auto frames = large_frames();
+  const Bytes stream = stream_of(frames);
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    SeededRandom random(seed);
+    Reading reading;
+    for (std::span<const std::byte> left(stream); !left.empty();) {
+      const size_t most = size_t{1} << (1 + random.below(19));
+      const size_t size = std::min(left.size(), 1 + random.below(most));
+      reading.feed(left.first(size));
+      left = left.subspan(size);
+    }
+    expect_all(reading, frames);
+    if (::testing::Test::HasFailure()) FAIL() << "seed " << seed;
+  }
+}
+
+TEST(FrameReader, IsIdleOnlyBetweenFrames) {
+  const Bytes stream = to_bytes({.meta = pattern(16), .segments = {pattern(20)}});
+  Reading reading;
+  EXPECT_TRUE(reading.reader().idle());
+  for (size_t i = 0; i + 1 < stream.size(); ++i) {
+    reading.feed(std::span(stream).subspan(i, 1));
+    EXPECT_FALSE(reading.reader().idle()) << "after byte " << i;
+    EXPECT_TRUE(reading.frames().empty());
+  }
+  reading.feed(std::span(stream).last(1));
+  EXPECT_TRUE(reading.reader().idle());
+  EXPECT_EQ(reading.frames().size(), 1u);
+}
+
+TEST(FrameReader, GivesAlignedMemory) {
+  Reading reading;
+  reading.feed(to_bytes({.meta = pattern(8), .segments = {pattern(3), pattern(7), pattern(50)}}));
+  ASSERT_EQ(reading.frames().size(), 1u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(reading.frames()[0].meta.data()) % 8, 0u);
+  for (const Buffer& segment : reading.frames()[0].segments) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data()) % 8, 0u);
+  }
+}
+
+TEST(FrameReader, OnlyLargeSegmentsGetMemoryOfTheirOwn) {
+  Reading reading;
+  reading.feed(
+      to_bytes({.segments = {pattern(16 << 10), pattern((16 << 10) + 1), pattern(90'000)}}));
+  EXPECT_EQ(reading.allocated(), (16u << 10) + 1 + 90'000);
+  EXPECT_EQ(reading.frames().size(), 1u);
+}
+
+TEST(FrameReader, WhatIsLeftOfALargeSegmentIsReadStraightIntoItsPlace) {
+  const RawFrame frame{.segments = {pattern(1 << 20)}};
+  const Bytes stream = to_bytes(frame);
+  Reading reading;
+  reading.feed(std::span(stream).first(56 + 1000));
+  iovec places[2];
+  ASSERT_EQ(reading.reader().want(places), 2);
+  // Expect: exactly the rest of the segment first, then room for what follows it.
+  EXPECT_EQ(places[0].iov_len, (1u << 20) - 1000);
+  EXPECT_GT(places[1].iov_len, 0u);
+  reading.feed(std::span(stream).subspan(56 + 1000));
+  ASSERT_EQ(reading.frames().size(), 1u);
+  expect_equal(reading.frames()[0], frame);
+}
+
+TEST(FrameReader, PaddingMayHoldAnything) {
+  RawFrame frame{.segments = {pattern(5)}};
+  Bytes stream = to_bytes(frame);
+  for (size_t i = stream.size() - 3; i < stream.size(); ++i) stream[i] = std::byte{0xff};
+  append(stream, to_bytes(frame));
+  Reading reading;
+  reading.feed(stream);
+  expect_all(reading, {frame, frame});
+}
+
+TEST(FrameReader, KindsAndFlagsItDoesNotKnowAreLeftToTheReceiver) {
+  const RawFrame frame{.kind = 0xff, .flags = 0xfff8, .request_id = 0};
+  Reading reading;
+  reading.feed(to_bytes(frame));
+  expect_all(reading, {frame});
+}
+
+// One line for each way in which a frame can break the protocol.
+struct Broken {
+  const char* name;
+  RawFrame frame;
+  const char* message;  // part of what the error says
+};
+
+constexpr FrameLimits kLimits{.max_meta_bytes = 64, .max_segments = 4, .max_payload_bytes = 4096};
+
+std::vector<Broken> broken_frames() {
+  constexpr uint64_t kHuge = ~uint64_t{0};
+  std::vector<Broken> all;
+  const auto add = [&](const char* name, const char* message) -> RawFrame& {
+    all.push_back({name, {}, message});
+    return all.back().frame;
+  };
+  add("Magic", "no farspan frame begins here").magic = 0x4e505347;
+  add("OtherByteOrder", "no farspan frame begins here").magic = 0x4653504e;
+  add("OlderVersion", "wire version 0, this side speaks 1").version = 0;
+  add("NewerVersion", "wire version 2, this side speaks 1").version = 2;
+  add("MetaNotWords", "no multiple of 8").meta_bytes = 9;
+  add("MetaAboveLimit", "meta of 72 bytes, the limit is 64").meta_bytes = 72;
+  add("MetaHuge", "the limit is 64").meta_bytes = 0xfffffff8;
+  add("SegmentsAboveLimit", "5 segments, the limit is 4").segment_count = 5;
+  add("SegmentsHuge", "the limit is 4").segment_count = 0xffffffff;
+  add("PayloadAboveLimit", "payload of 4104 bytes, the limit is 4096").payload_bytes = 4104;
+  add("PayloadHuge", "the limit is 4096").payload_bytes = kHuge;
+  add("PayloadWithoutSegments", "the payload exceeds its segments").payload_bytes = 8;
+  // The lengths in the segment table, and the payload that the header claims.
+  const auto add_table = [&](const char* name, std::vector<uint64_t> lengths, uint64_t payload,
+                             const char* message) {
+    RawFrame& frame = add(name, message);
+    frame.segment_count = static_cast<uint32_t>(lengths.size());
+    frame.payload_bytes = payload;
+    frame.lengths = std::move(lengths);
+  };
+  const char* const kExceeds = "segments exceed the payload";
+  add_table("SegmentLongerThanPayload", {9}, 8, kExceeds);
+  add_table("SegmentLongerThanPayloadByItsPadding", {12}, 12, kExceeds);
+  add_table("SegmentLengthThatOverflowsItsPadding", {kHuge}, 8, kExceeds);
+  add_table("SegmentLengthsThatOverflowTheirSum", {16, kHuge - 7}, 16, kExceeds);
+  add_table("PayloadLongerThanSegments", {8}, 24, "the payload exceeds its segments");
+  add_table("PayloadNotWords", {16}, 17, "the payload exceeds its segments");
+  return all;
+}
+
+class BrokenFrame : public ::testing::TestWithParam<Broken> {};
+
+TEST_P(BrokenFrame, IsCorruptAndNothingIsAllocatedForIt) {
+  const Bytes stream = to_bytes(GetParam().frame);
+  for (const size_t most : {SIZE_MAX, size_t{1}}) {
+    Reading reading(kLimits);
+    // A good frame before it arrives all the same.
+    reading.feed(to_bytes({.meta = pattern(64), .segments = {pattern(4096)}}));
+    const auto error = reading.error_of(stream, most);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), Code::kCorrupt);
+    EXPECT_EQ(error->operation(), "read a frame");
+    EXPECT_THAT(error->message(), HasSubstr(GetParam().message));
+    EXPECT_FALSE(error->advice().empty());
+    EXPECT_EQ(reading.frames().size(), 1u);
+    EXPECT_EQ(reading.allocated(), 0u);
+  }
+}
+
+std::string name_of(const ::testing::TestParamInfo<Broken>& info) { return info.param.name; }
+void PrintTo(const Broken& broken, std::ostream* out) { *out << broken.name; }
+
+INSTANTIATE_TEST_SUITE_P(Frames, BrokenFrame, ::testing::ValuesIn(broken_frames()), name_of);
+
+TEST(FrameLimits, AFrameOfExactlyTheLimitsIsRead) {
+  const RawFrame frame{.meta = pattern(64),
+                       .segments = {pattern(1024), pattern(1024), pattern(1024), pattern(1017)}};
+  Reading reading(kLimits);
+  reading.feed(to_bytes(frame));
+  expect_all(reading, {frame});
+}
+
+TEST(FrameLimits, TheFirstFrameMayHaveItsOwn) {
+  constexpr FrameLimits kFirst{.max_meta_bytes = 16, .max_segments = 0, .max_payload_bytes = 0};
+  const RawFrame small{.meta = pattern(16)}, large{.meta = pattern(64), .segments = {pattern(9)}};
+  {
+    Reading reading(kFirst, kLimits);
+    Bytes stream = to_bytes(small);  // both in one read: the second has the other limits already
+    append(stream, to_bytes(large));
+    reading.feed(stream);
+    expect_all(reading, {small, large});
+  }
+  Reading reading(kFirst, kLimits);
+  EXPECT_TRUE(reading.error_of(to_bytes(large)));
+  EXPECT_TRUE(reading.frames().empty());
+}
+
+TEST(FrameLimits, TheProtocolsOwnAreThoseOfTheNorm) {
+  const FrameLimits limits;
+  EXPECT_EQ(limits.max_meta_bytes, 16u << 20);
+  EXPECT_EQ(limits.max_segments, 65'536u);
+  EXPECT_EQ(limits.max_payload_bytes, uint64_t{64} << 30);
+}
+
+}  // namespace
+}  // namespace farspan::testing
