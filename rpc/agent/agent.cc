@@ -93,6 +93,12 @@ Agent::Agent(AgentOptions options)
       pool_(net::ReceivePool::make()),
       reactor_(options_.reactor),
       loop_(std::make_shared<net::Loop>()) {
+  if (wire::encode(hello()).size() > kGreetingLimits.max_meta_bytes) {
+    throw Error(Code::kInvalidArgument, "the table of registered functions is too large: " +
+                                            std::to_string(options_.functions.size()))
+        .operation("init_rpc")
+        .advice("register fewer functions, or under shorter names");
+  }
   make_transports();
   reactor_.add(loop_);
   for (auto& transport : transports_) {
@@ -109,7 +115,7 @@ void Agent::make_transports() {
   if (names.empty()) names = {"unix", "tcp"};
   for (const std::string& name : names) {
     if (name == "unix") {
-      transports_.push_back(transport::make_unix_transport(loop_));
+      transports_.push_back(transport::make_unix_transport(loop_, reactor_));
     } else if (name == "tcp") {
       transports_.push_back(transport::make_tcp_transport(loop_, reactor_));
     } else if (name != "loopback") {

@@ -47,7 +47,8 @@ struct PeerRecord {
 class Agent final : public Messenger, private ConnectionOwner {
  public:
   // Listens at once.
-  //   throws  Error kInvalidArgument (unknown transport), kUnavailable (cannot listen)
+  //   throws  Error kInvalidArgument (unknown transport, too many functions), kUnavailable (cannot
+  //           listen)
   explicit Agent(AgentOptions options);
   ~Agent() override;
 

@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include <farspan/c10d/base/log.h>
+
 namespace farspan::agent {
 namespace {
 
@@ -34,7 +36,7 @@ Connection::~Connection() = default;
 
 void Connection::open(std::unique_ptr<transport::Stream> stream,
                       std::unique_ptr<wire::FrameReader> reader, std::vector<wire::InFrame> frames,
-                      std::vector<wire::FunctionRecord> functions) {
+                      std::vector<Buffer> unsent, std::vector<wire::FunctionRecord> functions) {
   {
     MutexLock lock(mutex_);
     if (closing_) return;  // close() came first; the stream ends here
@@ -42,7 +44,7 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
     reader_ = std::move(reader);
     functions_ = std::move(functions);
   }
-  outbox_.open(*stream_);
+  outbox_.open(*stream_, std::move(unsent));
   reactor_.add(self());
   State opening = State::kOpening;
   if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
@@ -65,6 +67,9 @@ bool Connection::wait(FutureCore& future, Deadline deadline) {
 
 void Connection::call(wire::OutFrame& frame, Deadline deadline,
                       std::shared_ptr<ReplyHandler> handler, bool will_wait) {
+  if (const auto too_large = wire::excess(frame, wire::FrameLimits())) {
+    return handler->on_error(*too_large);
+  }
   const uint64_t bytes = frame.bytes() + kCallOverhead;
   if (pending_.bytes() + bytes > limits_.max_in_flight_bytes) wait_for_room(bytes, deadline);
   const uint64_t id = pending_.add(handler, deadline, bytes);
@@ -80,7 +85,26 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   after_send(outbox_.send(frame), will_wait);
 }
 
-void Connection::send(wire::OutFrame& frame) { after_send(outbox_.send(frame), false); }
+void Connection::send(wire::OutFrame& frame) {
+  const auto too_large = wire::excess(frame, wire::FrameLimits());
+  if (too_large) return send_instead(frame, *too_large);
+  after_send(outbox_.send(frame), false);
+}
+
+void Connection::send_instead(const wire::OutFrame& frame, const Error& why) {
+  if (!(frame.header.flags & wire::kReply)) {
+    log(LogLevel::kError, "agent",
+        "dropped a frame of kind '" + std::string(name_of(frame.header.kind)) + "' for worker '" +
+            peer_.name + "': " + why.what());
+    return;
+  }
+  const Buffer meta = wire::encode(why);
+  wire::OutFrame failure;
+  failure.header = frame.header;
+  failure.header.flags |= wire::kFailed;
+  failure.meta = meta.span();
+  after_send(outbox_.send(failure), false);
+}
 
 // `will_wait`: the caller's wait() writes on what is left.
 void Connection::after_send(Outbox::State state, bool will_wait) {
@@ -118,7 +142,8 @@ void Connection::wait_for_room(uint64_t bytes, Deadline deadline) {
       if (closing_) return;
       waiting_for_room_.push_back(room);
     }
-    if (pending_.count() == 0) return;
+    // Those that ended just before have told nobody.
+    if (pending_.count() == 0 || pending_.bytes() + bytes <= limits_.max_in_flight_bytes) return;
     auto state = room.future().state();
     if (!wait(*state, deadline)) return;
   }
@@ -210,20 +235,20 @@ void Connection::close(const Error& why) {
 
 void Connection::watch_deadline(Deadline deadline) {
   if (!pending_.is_earliest(deadline)) return;
-  reactor_.timers().add(deadline.at(), [weak = weak_from_this()] {
-    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire();
+  reactor_.timers().add(deadline.at(), [weak = weak_from_this(), at = deadline.at()] {
+    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire_at(at);
   });
 }
 
-void Connection::expire() {
+void Connection::expire_at(TimePoint at) {
   Deadline next;
   const Error error(Code::kTimeout, "no answer in time");
-  for (auto& taken : pending_.expire(Clock::now(), next)) {
+  for (auto& taken : pending_.expire(at, Clock::now(), next)) {
     finish(std::move(taken), nullptr, &error);
   }
   if (next.is_never()) return;
-  reactor_.timers().add(next.at(), [weak = weak_from_this()] {
-    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire();
+  reactor_.timers().add(next.at(), [weak = weak_from_this(), again = next.at()] {
+    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire_at(again);
   });
 }
 

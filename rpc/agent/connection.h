@@ -48,13 +48,18 @@ class Connection final : public net::Source, public ReplyRoute {
   ~Connection() override;
 
   // The handshake is over: from now on frames flow. `reader` may hold the beginning of a frame,
-  // `frames` are those that came together with the end of the handshake.
+  // `frames` are those that came together with the end of the handshake, `unsent` is what is still
+  // to be sent of it.
   void open(std::unique_ptr<transport::Stream> stream, std::unique_ptr<wire::FrameReader> reader,
-            std::vector<wire::InFrame> frames, std::vector<wire::FunctionRecord> functions);
+            std::vector<wire::InFrame> frames, std::vector<Buffer> unsent,
+            std::vector<wire::FunctionRecord> functions);
 
-  // Sends a request; `handler` hears of the answer or of the failure.
+  // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
+  // wire fails with kInvalidArgument, and nothing is sent.
   void call(wire::OutFrame& frame, Deadline deadline, std::shared_ptr<ReplyHandler> handler,
             bool will_wait);
+  // In place of an answer that is too large for the wire a failed one is sent; another frame is
+  // dropped, and logged.
   void send(wire::OutFrame& frame);
   void send_reply(wire::OutFrame& frame) override { send(frame); }
 
@@ -100,8 +105,9 @@ class Connection final : public net::Source, public ReplyRoute {
   void wait_for_room(uint64_t bytes, Deadline deadline);
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
   void deliver(std::vector<wire::InFrame>& frames);
+  void send_instead(const wire::OutFrame& frame, const Error& why);
   void watch_deadline(Deadline deadline);
-  void expire();
+  void expire_at(TimePoint at);
   std::shared_ptr<Connection> self() {
     return std::static_pointer_cast<Connection>(shared_from_this());
   }

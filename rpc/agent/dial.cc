@@ -38,7 +38,8 @@ wire::Hello Agent::hello() const {
 
 std::unique_ptr<wire::FrameReader> Agent::new_reader() const {
   return std::make_unique<wire::FrameReader>(
-      options_.frame_limits, [pool = pool_](size_t bytes) { return pool->allocate(bytes); });
+      kGreetingLimits, options_.frame_limits,
+      [pool = pool_](size_t bytes) { return pool->allocate(bytes); });
 }
 
 std::shared_ptr<Connection> Agent::new_line(const WorkerInfo& peer) {
@@ -116,7 +117,7 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
   auto on_end = [this, rank, line, next](Greeting::Outcome outcome) {
     if (!outcome.failure) {
       line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
-                 std::move(outcome.peer->functions));
+                 std::move(outcome.unsent), std::move(outcome.peer->functions));
       MutexLock lock(mutex_);
       Peer& peer = peers_[static_cast<size_t>(rank)];
       if (peer.line == line) peer.dialing = false;  // not before the line is open: admit()
@@ -128,8 +129,9 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
       try_endpoints(rank, line, next + 1, *outcome.failure);
     }
   };
-  auto greeting = std::make_shared<Greeting>(reactor_, std::move(stream), new_reader(),
-                                             Handshake::opener(hello(), rank), std::move(on_end));
+  auto greeting = std::make_shared<Greeting>(
+      reactor_, std::move(stream), new_reader(),
+      Handshake::opener(hello(), line->peer(), instance_of(rank)), std::move(on_end));
   {
     MutexLock lock(mutex_);
     std::erase_if(greetings_, [](const auto& ended) { return ended.expired(); });
@@ -174,10 +176,8 @@ std::optional<Error> Agent::admit(const wire::Hello& hello) {
                  "this worker does not know rank " + std::to_string(hello.rank) + " (yet)");
   }
   Peer& peer = peers_[static_cast<size_t>(hello.rank)];
-  if (!(peer.record.instance == hello.instance)) {
-    return Error(Code::kInvalidArgument,
-                 "worker '" + hello.name + "' was restarted; this job knows its earlier run")
-        .advice("restart the whole job");
+  if (auto objection = objection_to_identity(hello, peer.record.info, peer.record.instance)) {
+    return objection;
   }
   const bool to_itself = hello.rank == options_.self.rank;
   const bool dials_first = peer.dialing && options_.self.rank < hello.rank;
@@ -218,7 +218,7 @@ void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
   if (to_be_dialled) return dial(welcomed, line);
   if (outcome.failure) return;
   line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
-             std::move(outcome.peer->functions));
+             std::move(outcome.unsent), std::move(outcome.peer->functions));
   finish_adoption(welcomed, line);
 }
 

@@ -3,20 +3,13 @@
 #include <new>
 #include <utility>
 
-#include <farspan/rpc/agent/outbox.h>
-
 namespace farspan::agent {
-namespace {
-
-// A peer that is not known yet may make this worker hold no more than this.
-constexpr size_t kMaxGreetingBytes = 4 << 20;
-
-}  // namespace
 
 Greeting::Greeting(net::Reactor& reactor, std::unique_ptr<transport::Stream> stream,
                    std::unique_ptr<wire::FrameReader> reader, Handshake handshake, OnEnd on_end)
     : reactor_(reactor),
       descriptor_(stream->read_descriptor()),
+      write_descriptor_(stream->write_descriptor()),
       stream_(std::move(stream)),
       reader_(std::move(reader)),
       handshake_(std::move(handshake)),
@@ -31,16 +24,18 @@ void Greeting::start(Deadline deadline) {
       }
     });
   }
+  outbox_.open(*stream_);
   const Handshake::Action first = handshake_.begin();
-  if (first.send) {
-    Outbox outbox;
-    outbox.open(*stream_);
-    wire::OutFrame frame;
-    frame.header.kind = first.send->kind;
-    frame.meta = first.send->meta.span();
-    outbox.send(frame);  // a new stream has room for it; if not, the deadline ends it
-  }
-  reactor_.add(keep);
+  const bool left = first.send && send(*first.send) == Outbox::State::kLeft;
+  reactor_.add(keep);  // a stream that is broken already says so when it is read
+  if (left) reactor_.flush_when_writable(*this);
+}
+
+Outbox::State Greeting::send(const Handshake::Action::Send& message) {
+  wire::OutFrame frame;
+  frame.header.kind = message.kind;
+  frame.meta = message.meta.span();
+  return outbox_.send(frame);
 }
 
 // The reader is told through the stream, since only the holder of the role may end a greeting.
@@ -65,11 +60,7 @@ bool Greeting::pump(net::Role& role) noexcept {
                         expired_ ? "no handshake in time" : "closed during the handshake");
         break;
       }
-      received_ += result.bytes;
       reader_->advance(result.bytes, frames);
-      if (frames.empty() && received_ > kMaxGreetingBytes) {
-        failure = Error(Code::kCorrupt, "too many bytes before the handshake");
-      }
     }
   } catch (const Error& e) {
     failure = e;
@@ -90,16 +81,9 @@ bool Greeting::pump(net::Role& role) noexcept {
 }
 
 void Greeting::perform(Handshake::Action action, std::vector<wire::InFrame> rest) {
-  if (action.send) {
-    Outbox outbox;
-    outbox.open(*stream_);
-    wire::OutFrame frame;
-    frame.header.kind = action.send->kind;
-    frame.meta = action.send->meta.span();
-    if (outbox.send(frame) != Outbox::State::kDone && !action.failure) {
-      action.peer.reset();
-      action.failure = Error(Code::kDisconnected, "closed during the handshake");
-    }
+  if (action.send && send(*action.send) == Outbox::State::kBroken && !action.failure) {
+    action.peer.reset();
+    action.failure = Error(Code::kDisconnected, "closed during the handshake");
   }
   end(std::move(action.peer), std::move(action.failure), std::move(rest));
 }
@@ -108,6 +92,7 @@ void Greeting::end(std::optional<wire::Hello> peer, std::optional<Error> failure
                    std::vector<wire::InFrame> rest) {
   if (const net::TimerId timer = timer_.exchange(0)) reactor_.timers().cancel(timer);
   Outcome outcome;
+  outcome.unsent = outbox_.take();
   {
     MutexLock lock(mutex_);
     outcome.stream = std::move(stream_);

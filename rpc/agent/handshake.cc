@@ -14,18 +14,20 @@ Handshake::Action failed(Error error) {
 
 }  // namespace
 
-Handshake::Handshake(wire::Hello mine, bool opens, int expected_rank, Admit admit)
+Handshake::Handshake(wire::Hello mine, bool opens, WorkerInfo expected, wire::InstanceId run,
+                     Admit admit)
     : mine_(std::move(mine)),
       opens_(opens),
-      expected_rank_(expected_rank),
+      expected_(std::move(expected)),
+      expected_run_(run),
       admit_(std::move(admit)) {}
 
-Handshake Handshake::opener(wire::Hello mine, int expected_rank) {
-  return Handshake(std::move(mine), true, expected_rank, nullptr);
+Handshake Handshake::opener(wire::Hello mine, WorkerInfo expected, wire::InstanceId run) {
+  return Handshake(std::move(mine), true, std::move(expected), run, nullptr);
 }
 
 Handshake Handshake::accepter(wire::Hello mine, Admit admit) {
-  return Handshake(std::move(mine), false, -1, std::move(admit));
+  return Handshake(std::move(mine), false, {}, {}, std::move(admit));
 }
 
 Handshake::Action Handshake::begin() {
@@ -89,14 +91,32 @@ Handshake::Action Handshake::take_welcome(const wire::InFrame& frame) {
   }
   wire::Hello peer = wire::decode_hello(frame.meta.span());
   if (auto objection = objection_to(peer)) return failed(std::move(*objection));
-  if (peer.rank != expected_rank_) {
+  if (peer.rank != expected_.rank) {
     return failed(Error(Code::kInvalidArgument, "rank " + std::to_string(peer.rank) +
                                                     " answered where rank " +
-                                                    std::to_string(expected_rank_) + " should be"));
+                                                    std::to_string(expected_.rank) + " should be"));
+  }
+  if (auto objection = objection_to_identity(peer, expected_, expected_run_)) {
+    return failed(std::move(*objection));
   }
   Action action;
   action.peer = std::move(peer);
   return action;
+}
+
+std::optional<Error> objection_to_identity(const wire::Hello& peer, const WorkerInfo& known,
+                                           const wire::InstanceId& known_run) {
+  if (peer.name != known.name) {
+    return Error(Code::kInvalidArgument, "rank " + std::to_string(peer.rank) + " is called '" +
+                                             peer.name + "', not '" + known.name + "'")
+        .advice("start each rank of the job once");
+  }
+  if (!(peer.instance == known_run)) {
+    return Error(Code::kInvalidArgument,
+                 "worker '" + peer.name + "' was restarted; this job knows its earlier run")
+        .advice("restart the whole job");
+  }
+  return std::nullopt;
 }
 
 }  // namespace farspan::agent

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include <farspan/rpc/agent/messenger.h>
 #include <farspan/rpc/wire/frame.h>
 #include <farspan/rpc/wire/messages.h>
 
@@ -32,22 +33,28 @@ class Handshake {
   // Whether the accepter takes a peer that is of the right job; an Error refuses it.
   using Admit = std::function<std::optional<Error>(const wire::Hello& peer)>;
 
-  static Handshake opener(wire::Hello mine, int expected_rank);
+  // `expected`, `run`: who is dialled, and which run of it.
+  static Handshake opener(wire::Hello mine, WorkerInfo expected, wire::InstanceId run);
   static Handshake accepter(wire::Hello mine, Admit admit);
 
   Action begin();
   Action on_frame(const wire::InFrame& frame);
 
  private:
-  Handshake(wire::Hello mine, bool opens, int expected_rank, Admit admit);
+  Handshake(wire::Hello mine, bool opens, WorkerInfo expected, wire::InstanceId run, Admit admit);
   std::optional<Error> objection_to(const wire::Hello& peer) const;
   Action answer_hello(const wire::InFrame& frame);
   Action take_welcome(const wire::InFrame& frame);
 
   wire::Hello mine_;
   bool opens_;
-  int expected_rank_;
+  WorkerInfo expected_;
+  wire::InstanceId expected_run_;
   Admit admit_;
 };
+
+// Why a peer is not who the job's records say: another name, or another run of the worker.
+std::optional<Error> objection_to_identity(const wire::Hello& peer, const WorkerInfo& known,
+                                           const wire::InstanceId& known_run);
 
 }  // namespace farspan::agent

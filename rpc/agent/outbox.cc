@@ -44,18 +44,31 @@ std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
 
 }  // namespace
 
-void Outbox::open(transport::Stream& stream) {
+void Outbox::open(transport::Stream& stream, std::vector<Buffer> first) {
   MutexLock lock(mutex_);
   stream_ = &stream;
+  for (auto piece = first.rbegin(); piece != first.rend(); ++piece) {
+    left_bytes_.fetch_add(piece->size(), std::memory_order_release);
+    left_.push_front({std::move(*piece), 0});
+  }
 }
 
-void Outbox::close() {
-  std::deque<Piece> dropped;  // owners are released outside the lock
-  MutexLock lock(mutex_);
-  closed_ = true;
-  stream_ = nullptr;
-  dropped.swap(left_);
-  left_bytes_.store(0, std::memory_order_release);
+void Outbox::close() { take(); }
+
+std::vector<Buffer> Outbox::take() {
+  std::deque<Piece> taken;  // what close() drops is released outside the lock
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    stream_ = nullptr;
+    taken.swap(left_);
+    left_bytes_.store(0, std::memory_order_release);
+  }
+  std::vector<Buffer> rest;
+  for (const Piece& piece : taken) {
+    rest.push_back(piece.buffer.slice(piece.done, piece.buffer.size() - piece.done));
+  }
+  return rest;
 }
 
 Outbox::State Outbox::send(wire::OutFrame& frame) {

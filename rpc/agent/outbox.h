@@ -19,8 +19,8 @@ class Outbox {
  public:
   enum class State { kDone, kLeft, kBroken };
 
-  // Until open(), frames are only kept.
-  void open(transport::Stream& stream);
+  // Until open(), frames are only kept. `first` goes out before them: what another outbox had left.
+  void open(transport::Stream& stream, std::vector<Buffer> first = {});
 
   // Writes the frame as far as the stream takes it, and keeps the rest: copied, where a piece has
   // no owner. Fills in the lengths of its header.
@@ -34,8 +34,10 @@ class Outbox {
   uint64_t left_bytes() const noexcept { return left_bytes_.load(std::memory_order_relaxed); }
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
 
-  // Drops everything; later frames are dropped as well.
+  // Drops everything; later frames are dropped as well. The stream is not touched after that.
   void close();
+  // The same, but returns what was kept.
+  std::vector<Buffer> take();
 
  private:
   struct Piece {

@@ -47,15 +47,18 @@ PendingCalls::Taken PendingCalls::take(uint64_t id) {
 bool PendingCalls::is_earliest(Deadline deadline) {
   if (deadline.is_never()) return false;
   MutexLock lock(mutex_);
-  if (deadline.at() >= watched_) return false;
-  watched_ = deadline.at();
+  if (!timers_.empty() && deadline.at() >= timers_.back()) return false;
+  timers_.push_back(deadline.at());
   return true;
 }
 
-std::vector<PendingCalls::Taken> PendingCalls::expire(TimePoint now, Deadline& next) {
+std::vector<PendingCalls::Taken> PendingCalls::expire(TimePoint at, TimePoint now, Deadline& next) {
   std::vector<Taken> expired;
   next = Deadline::never();
   MutexLock lock(mutex_);
+  const auto fired = std::find(timers_.begin(), timers_.end(), at);
+  if (fired == timers_.end()) return expired;
+  timers_.erase(fired);
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const Call& call = slots_[slot];
     if (!call.handler) continue;
@@ -65,7 +68,8 @@ std::vector<PendingCalls::Taken> PendingCalls::expire(TimePoint now, Deadline& n
       next = earlier(next, call.deadline);
     }
   }
-  watched_ = next.at();
+  if (!timers_.empty() && timers_.back() <= next.at()) next = Deadline::never();
+  if (!next.is_never()) timers_.push_back(next.at());
   return expired;
 }
 

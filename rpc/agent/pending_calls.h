@@ -27,10 +27,11 @@ class PendingCalls {
   uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes);
   Taken take(uint64_t id);
 
-  // True when `deadline` is earlier than any seen since the last expire(): time to set a timer.
+  // True when no timer is set as early as `deadline`: set one.
   bool is_earliest(Deadline deadline);
-  // Takes the calls that have expired, and says when to look again.
-  std::vector<Taken> expire(TimePoint now, Deadline& next);
+  // When the timer that was set for `at` fires: takes the calls that have expired by `now`.
+  //   next  for when to set another timer; never: those that are set will do, or none is needed
+  std::vector<Taken> expire(TimePoint at, TimePoint now, Deadline& next);
 
   // Takes all; later ones are refused.
   std::vector<Taken> close();
@@ -51,7 +52,7 @@ class PendingCalls {
   std::atomic<uint64_t> bytes_{0};
   Mutex mutex_;
   bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
-  TimePoint watched_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
+  std::vector<TimePoint> timers_ FARSPAN_GUARDED_BY(mutex_);  // that are set, the latest first
   std::vector<Call> slots_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<uint32_t> free_ FARSPAN_GUARDED_BY(mutex_);
 };

@@ -36,12 +36,13 @@ class Stream {
   virtual IoResult read(const iovec* places, int count) noexcept = 0;
   virtual IoResult write(const iovec* pieces, int count) noexcept = 0;
 
-  // Becomes readable when read() has something, or the other end is gone.
+  // Becomes readable when read() has something, or will say that the stream has ended.
   virtual int read_descriptor() const noexcept = 0;
   // Becomes writable when write() has room; another descriptor than the one above.
   virtual int write_descriptor() const noexcept = 0;
 
-  // Ends both directions; pending reads see kClosed. Any thread.
+  // Ends both directions: what was written before can still be read at the other end, and then both
+  // see kClosed. Any thread.
   virtual void shut() noexcept = 0;
 
   // "unix @farspan-12-ab34", for messages.
@@ -50,7 +51,9 @@ class Stream {
 
 class Listener {
  public:
-  virtual ~Listener() = default;  // stops listening
+  // Stops listening. Connections that were on their way may still be accepted, until the reactor
+  // has stopped; over loopback not even those. Not from within its own OnAccept.
+  virtual ~Listener() = default;
   // What others pass to Transport::connect: "tcp:127.0.0.1:40721".
   virtual const std::string& endpoint() const noexcept = 0;
 };
@@ -73,7 +76,9 @@ class Transport {
   // Whether an endpoint of this transport can be reached from this process at all.
   virtual bool reaches(const std::string& endpoint) const = 0;
 
-  // Calls `on_connect` once, by the deadline at the latest.
+  // Calls `on_connect` once, by the deadline at the latest; never throws for what the network does.
+  //   errors  kInvalidArgument (no such endpoint), kUnavailable (nobody there), kTimeout,
+  //           kOverloaded (descriptors), kShutdown
   virtual void connect(const std::string& endpoint, Deadline deadline, OnConnect on_connect) = 0;
 };
 

@@ -136,11 +136,48 @@ class LoopbackStream final : public Stream {
   const std::string description_;
 };
 
+// Where one listener is entered. After close() nobody is inside.
+class Door {
+ public:
+  explicit Door(OnAccept on_accept) : on_accept_(std::move(on_accept)) {}
+
+  // False when it is closed.
+  bool enter(std::unique_ptr<Stream> stream) {
+    {
+      MutexLock lock(mutex_);
+      if (closed_) return false;
+      ++inside_;
+    }
+    const Visit visit{*this};
+    on_accept_(std::move(stream));
+    return true;
+  }
+  void close() {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    while (inside_ > 0) empty_.wait(mutex_);
+  }
+
+ private:
+  struct Visit {  // also when on_accept_ throws
+    Door& door;
+    ~Visit() {
+      MutexLock lock(door.mutex_);
+      if (--door.inside_ == 0) door.empty_.notify_all();
+    }
+  };
+  const OnAccept on_accept_;
+  Mutex mutex_;
+  CondVar empty_;
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
+  int inside_ FARSPAN_GUARDED_BY(mutex_) = 0;
+};
+
 // Who listens in this process.
 struct Switchboard {
   Mutex mutex;
   uint64_t next FARSPAN_GUARDED_BY(mutex) = 1;
-  std::map<std::string, std::shared_ptr<OnAccept>> listeners FARSPAN_GUARDED_BY(mutex);
+  std::map<std::string, std::shared_ptr<Door>> listeners FARSPAN_GUARDED_BY(mutex);
 };
 
 Switchboard& switchboard() {
@@ -158,18 +195,23 @@ const std::string& process_prefix() {
 
 class LoopbackListener final : public Listener {
  public:
-  explicit LoopbackListener(OnAccept on_accept) {
+  explicit LoopbackListener(OnAccept on_accept)
+      : door_(std::make_shared<Door>(std::move(on_accept))) {
     MutexLock lock(switchboard().mutex);
     endpoint_ = process_prefix() + std::to_string(switchboard().next++);
-    switchboard().listeners[endpoint_] = std::make_shared<OnAccept>(std::move(on_accept));
+    switchboard().listeners[endpoint_] = door_;
   }
   ~LoopbackListener() override {
-    MutexLock lock(switchboard().mutex);
-    switchboard().listeners.erase(endpoint_);
+    {
+      MutexLock lock(switchboard().mutex);
+      switchboard().listeners.erase(endpoint_);
+    }
+    door_->close();
   }
   const std::string& endpoint() const noexcept override { return endpoint_; }
 
  private:
+  const std::shared_ptr<Door> door_;
   std::string endpoint_;
 };
 
@@ -186,24 +228,31 @@ class LoopbackTransport final : public Transport {
   }
 
   void connect(const std::string& endpoint, Deadline, OnConnect on_connect) override {
-    std::shared_ptr<OnAccept> on_accept;
+    if (!reaches(endpoint)) {
+      return on_connect(
+          Error(Code::kInvalidArgument, "no loopback endpoint of this process: " + endpoint));
+    }
+    std::shared_ptr<Door> door;
     {
       MutexLock lock(switchboard().mutex);
       const auto found = switchboard().listeners.find(endpoint);
-      if (found != switchboard().listeners.end()) on_accept = found->second;
+      if (found != switchboard().listeners.end()) door = found->second;
     }
-    if (!on_accept) {
-      return on_connect(
-          Error(Code::kUnavailable, "nobody listens there").operation("connect " + endpoint));
-    }
+    std::unique_ptr<Stream> stream;
     try {
       auto there = std::make_shared<Pipe>();
       auto back = std::make_shared<Pipe>();
-      (*on_accept)(std::make_unique<LoopbackStream>(there, back, endpoint));
-      on_connect(std::make_unique<LoopbackStream>(back, there, endpoint));
-    } catch (const Error& e) {
-      on_connect(e);
+      if (door && door->enter(std::make_unique<LoopbackStream>(there, back, endpoint))) {
+        stream = std::make_unique<LoopbackStream>(back, there, endpoint);
+      }
+    } catch (const Error& e) {  // out of descriptors
+      return on_connect(e);
     }
+    if (!stream) {
+      return on_connect(
+          Error(Code::kUnavailable, "nobody listens there").operation("connect " + endpoint));
+    }
+    on_connect(std::move(stream));
   }
 };
 

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,14 +11,13 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/dial.h>
 #include <farspan/rpc/transport/socket_stream.h>
 
 namespace farspan::transport {
 namespace {
 
 constexpr std::string_view kPrefix = "tcp:";
-// How long sent bytes may stay without an answer before the kernel gives the connection up.
-constexpr unsigned kUserTimeoutMs = 30'000;
 
 bool parse_ip(const std::string& host, uint16_t port, sockaddr_storage& out) {
   out = {};
@@ -67,7 +65,7 @@ std::string endpoint_of(const sockaddr_storage& address) {
 }
 
 std::unique_ptr<Stream> stream_over(int fd, const std::string& description) {
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof kUserTimeoutMs);
+  net::tune_connection(fd);  // also so that a host that is gone is noticed though nothing is sent
   return std::make_unique<SocketStream>(fd, description);
 }
 
@@ -119,31 +117,38 @@ class TcpTransport final : public Transport {
       return on_connect(Error(Code::kInvalidArgument, "no TCP endpoint: " + endpoint));
     }
     struct Attempt {
+      OnConnect on_connect;
       std::atomic<net::TimerId> timer{0};
       std::atomic<bool> done{false};
     };
     auto attempt = std::make_shared<Attempt>();
+    attempt->on_connect = std::move(on_connect);
     const TimePoint begun = Clock::now();
-    auto finish = [this, attempt, endpoint, begun, on_connect = std::move(on_connect)](
-                      int fd, int uv_error) {
+    auto finish = [this, attempt, endpoint, begun](int fd, int uv_error) {
+      const OnConnect done = std::move(attempt->on_connect);
       attempt->done = true;
       if (const net::TimerId timer = attempt->timer.exchange(0)) reactor_.timers().cancel(timer);
       if (uv_error != 0) {
-        return on_connect(
-            Error(uv_error == UV_ECANCELED ? Code::kTimeout : Code::kUnavailable,
-                  uv_error == UV_ECANCELED ? "no answer" : uv_strerror(uv_error))
-                .operation("connect " + endpoint)
-                .elapsed(Clock::now() - begun)
-                .advice("is the worker running, and does a firewall let it be reached?"));
+        return done(Error(uv_error == UV_ECANCELED ? Code::kTimeout : Code::kUnavailable,
+                          uv_error == UV_ECANCELED ? "no answer" : uv_strerror(uv_error))
+                        .operation("connect " + endpoint)
+                        .elapsed(Clock::now() - begun)
+                        .advice("is the worker running, and does a firewall let it be reached?"));
       }
+      std::unique_ptr<Stream> stream;
       try {
-        on_connect(stream_over(fd, endpoint));
+        stream = stream_over(fd, endpoint);
       } catch (const Error& e) {
-        on_connect(e);
+        return done(e);
       }
+      done(std::move(stream));
     };
-    const uint64_t ticket =
-        loop_->connect_tcp(reinterpret_cast<const sockaddr*>(&address), std::move(finish));
+    uint64_t ticket = 0;
+    try {
+      ticket = loop_->connect_tcp(reinterpret_cast<const sockaddr*>(&address), std::move(finish));
+    } catch (const Error& e) {  // the loop is closed
+      return attempt->on_connect(e);
+    }
     if (deadline.is_never() || attempt->done) return;
     attempt->timer = reactor_.timers().add(
         deadline.at(), [loop = loop_, ticket] { loop->cancel_connect(ticket); });

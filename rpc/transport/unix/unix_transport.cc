@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "unix:@";
 constexpr std::string_view kHostField = ";host=";
+// While the listener's backlog is full.
+constexpr std::chrono::milliseconds kRetryAfter{5};
 
 // Abstract names live in a network namespace of one running kernel.
 std::string host_id() {
@@ -69,8 +71,8 @@ class UnixListener final : public Listener {
 
 class UnixTransport final : public Transport {
  public:
-  explicit UnixTransport(std::shared_ptr<net::Loop> loop)
-      : loop_(std::move(loop)), host_(host_id()) {}
+  UnixTransport(std::shared_ptr<net::Loop> loop, net::Reactor& reactor)
+      : loop_(std::move(loop)), reactor_(reactor), host_(host_id()) {}
 
   std::string_view name() const noexcept override { return "unix"; }
 
@@ -108,38 +110,63 @@ class UnixTransport final : public Transport {
            endpoint.substr(field + kHostField.size()) == host_;
   }
 
-  void connect(const std::string& endpoint, Deadline, OnConnect on_connect) override {
+  void connect(const std::string& endpoint, Deadline deadline, OnConnect on_connect) override {
+    if (!reaches(endpoint)) {
+      return on_connect(
+          Error(Code::kInvalidArgument, "no unix endpoint of this host: " + endpoint));
+    }
     const std::string name =
         endpoint.substr(kPrefix.size(), endpoint.rfind(kHostField) - kPrefix.size());
     sockaddr_un address;
     if (name.size() + 1 > sizeof address.sun_path) {
       return on_connect(Error(Code::kInvalidArgument, "name too long: " + endpoint));
     }
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return on_connect(failure("socket", errno).operation("connect unix @" + name));
-    const socklen_t size = fill(address, name);
-    // Never waits: a unix socket connects at once, or its backlog is full.
-    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-      const int error = errno;
-      close(fd);
-      return on_connect(failure("connect", error).operation("connect unix @" + name));
-    }
-    try {
-      on_connect(std::make_unique<SocketStream>(fd, "unix @" + name));
-    } catch (const Error& e) {
-      on_connect(e);
-    }
+    try_connect(reactor_, name, Clock::now(), deadline, std::move(on_connect));
   }
 
  private:
+  // A unix socket connects at once, or its listener's backlog is full: then it is tried again.
+  static void try_connect(net::Reactor& reactor, const std::string& name, TimePoint begun,
+                          Deadline deadline, OnConnect on_connect) {
+    const auto failed = [&](Error error) {
+      on_connect(error.operation("connect unix @" + name).elapsed(Clock::now() - begun));
+    };
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return failed(failure("socket", errno));
+    sockaddr_un address;
+    const socklen_t size = fill(address, name);
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+      const int error = errno;
+      close(fd);
+      if (error != EAGAIN && error != EINTR) return failed(failure("connect", error));
+      if (deadline.expired()) {
+        return failed(Error(Code::kTimeout, "too many others connect to it, or it has stopped"));
+      }
+      reactor.timers().add(earlier(deadline, Deadline::after(kRetryAfter)).at(),
+                           [&reactor, name, begun, deadline, on_connect = std::move(on_connect)] {
+                             try_connect(reactor, name, begun, deadline, on_connect);
+                           });
+      return;
+    }
+    std::unique_ptr<Stream> stream;
+    try {
+      stream = std::make_unique<SocketStream>(fd, "unix @" + name);
+    } catch (const Error& e) {
+      return failed(e);
+    }
+    on_connect(std::move(stream));
+  }
+
   const std::shared_ptr<net::Loop> loop_;
+  net::Reactor& reactor_;
   const std::string host_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_unix_transport(std::shared_ptr<net::Loop> loop) {
-  return std::make_unique<UnixTransport>(std::move(loop));
+std::unique_ptr<Transport> make_unix_transport(std::shared_ptr<net::Loop> loop,
+                                               net::Reactor& reactor) {
+  return std::make_unique<UnixTransport>(std::move(loop), reactor);
 }
 
 }  // namespace farspan::transport

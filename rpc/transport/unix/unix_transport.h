@@ -7,11 +7,14 @@
 #include <memory>
 
 #include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/reactor.h>
 #include <farspan/rpc/transport/transport.h>
 
 namespace farspan::transport {
 
-// Endpoints: "unix:@NAME;host=ID". A peer that runs as another user is turned away.
-std::unique_ptr<Transport> make_unix_transport(std::shared_ptr<net::Loop> loop);
+// Endpoints: "unix:@NAME;host=ID". A peer that runs as another user is turned away. The loop and
+// the reactor must outlive it.
+std::unique_ptr<Transport> make_unix_transport(std::shared_ptr<net::Loop> loop,
+                                               net::Reactor& reactor);
 
 }  // namespace farspan::transport
