@@ -6,39 +6,175 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/time.h>
 #include <farspan/c10d/store/tcp_store_server.h>
 
 namespace farspan {
 namespace {
 
-constexpr std::chrono::seconds kMercy{5};  // between SIGTERM and SIGKILL
+constexpr std::chrono::seconds kMercy{3};  // between SIGTERM and SIGKILL
+constexpr size_t kMaxErrorBytes = 4096;    // of what a copy says when it fails
+
+// While it lives, the signals that end a program, and those of children that end, wait for next()
+// instead of being acted on.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigemptyset(&held_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      // Held back, an ignored signal would arrive: under nohup, say.
+      struct sigaction action {};
+      sigaction(signal, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&held_, signal);
+    }
+    sigaddset(&held_, SIGCHLD);
+    struct sigaction standard {};  // a program that ignores it would never hear how children ended
+    standard.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &standard, &on_child_before_);
+    pthread_sigmask(SIG_BLOCK, &held_, &mask_before_);
+  }
+  ~HeldSignals() { release(); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+  // Sleeps until one comes; 0 when none did in time.
+  int next(Deadline deadline) const {
+    const auto left = std::min<Clock::duration>(deadline.remaining(), std::chrono::hours(1));
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+    const timespec timeout{seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
+    return std::max(sigtimedwait(&held_, nullptr, &timeout), 0);
+  }
+
+  void release() {
+    if (!std::exchange(holding_, false)) return;
+    sigaction(SIGCHLD, &on_child_before_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+  }
+
+ private:
+  sigset_t held_{}, mask_before_{};
+  struct sigaction on_child_before_ {};
+  bool holding_ = true;
+};
 
 struct Child {
   pid_t pid = -1;
   int rank = -1;
-  int port_socket = -1;  // tells it where the store is
+  int line = -1;  // a socket: to the child where the store is, from it why it failed
 };
 
-[[noreturn]] void be_child(int rank, int processes, int port_socket, pid_t parent,
+std::string how_it_ended(const Child& child, int status) {
+  const std::string rank = "rank " + std::to_string(child.rank);
+  if (WIFSIGNALED(status)) return rank + " was ended by a signal: " + strsignal(WTERMSIG(status));
+  std::array<char, kMaxErrorBytes> text{};
+  const ssize_t got = recv(child.line, text.data(), text.size(), MSG_DONTWAIT);
+  if (got > 0) return rank + " threw " + std::string(text.data(), static_cast<size_t>(got));
+  return rank + " ended with status " + std::to_string(WEXITSTATUS(status)) +
+         "; look at what it printed";
+}
+
+// The processes that have been started. Lifetime: the destructor kills those that are left.
+class Children {
+ public:
+  Children() = default;
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+  ~Children() {
+    signal_all(SIGKILL);
+    for (const Child& child : running_) {
+      while (waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+      close(child.line);
+    }
+  }
+
+  void add(const Child& child) { running_.push_back(child); }
+
+  void tell_all(uint16_t port) const {
+    // Fails only when the child has ended already; wait() says how.
+    for (const Child& child : running_) send(child.line, &port, sizeof port, MSG_NOSIGNAL);
+  }
+  void close_lines() const {
+    for (const Child& child : running_) close(child.line);
+  }
+
+  // Waits for all; ends the others when one ends badly, or a signal asks for it.
+  //   returns  that signal, or 0
+  int wait(const HeldSignals& signals) {
+    int asked = 0;
+    Deadline mercy;
+    for (collect(); !running_.empty(); collect()) {
+      if ((failure_ || asked) && mercy.is_never()) {
+        signal_all(SIGTERM);
+        mercy = Deadline::after(kMercy);
+      }
+      if (mercy.expired()) {
+        signal_all(SIGKILL);
+        mercy = Deadline::after(kMercy);
+      }
+      const int signal = signals.next(mercy);
+      if (signal == 0 || signal == SIGCHLD) continue;
+      if (asked) mercy = Deadline::after(Millis(0));
+      asked = signal;
+    }
+    return asked;
+  }
+
+  const std::optional<std::string>& failure() const { return failure_; }
+
+ private:
+  void signal_all(int signal) const {
+    for (const Child& child : running_) kill(child.pid, signal);
+  }
+
+  // Takes leave of those that have ended. Of several that ended badly since the last time, one that
+  // a signal ended is named: the others noticed, and gave up.
+  void collect() {
+    std::optional<std::string> failure;
+    bool by_signal = false;
+    std::erase_if(running_, [&](const Child& child) {
+      int status = 0;
+      if (waitpid(child.pid, &status, WNOHANG) == 0) return false;
+      if (status != 0 && (!failure || (WIFSIGNALED(status) && !by_signal))) {
+        failure = how_it_ended(child, status);
+        by_signal = WIFSIGNALED(status);
+      }
+      close(child.line);
+      return true;
+    });
+    if (!failure_) failure_ = std::move(failure);
+  }
+
+  std::vector<Child> running_;
+  std::optional<std::string> failure_;
+};
+
+void say_why(int line, const std::string& text) {
+  send(line, text.data(), std::min(text.size(), kMaxErrorBytes), MSG_NOSIGNAL);
+}
+
+[[noreturn]] void be_child(int rank, int processes, int line, pid_t parent, HeldSignals& signals,
                            const std::function<void(int, int)>& run) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before prctl()
+  signals.release();
   uint16_t port = 0;
   ssize_t got = 0;
-  while ((got = read(port_socket, &port, sizeof port)) < 0 && errno == EINTR) {
+  while ((got = recv(line, &port, sizeof port, 0)) < 0 && errno == EINTR) {
   }
-  close(port_socket);
   if (got != sizeof port) _exit(1);
   setenv("RANK", std::to_string(rank).c_str(), 1);
   setenv("WORLD_SIZE", std::to_string(processes).c_str(), 1);
@@ -49,62 +185,24 @@ struct Child {
   int status = 0;
   try {
     run(rank, processes);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
+  } catch (const Error& e) {
+    say_why(line, e.what());
+    status = 1;
+  } catch (...) {
+    const Error error = to_error(std::current_exception());
+    say_why(line, error.remote_type() + ": " + error.message());
     status = 1;
   }
   std::fflush(nullptr);
   _exit(status);  // the parent's exit handlers are not this process's
 }
 
-std::string describe_end(int status) {
-  if (WIFSIGNALED(status)) {
-    return std::string("was ended by signal ") + strsignal(WTERMSIG(status));
-  }
-  return "ended with status " + std::to_string(WEXITSTATUS(status));
-}
-
-void end_all(const std::vector<Child>& children, int signal) {
-  for (const Child& child : children) kill(child.pid, signal);
-}
-
-// Waits for all; when one ends badly, ends the others.
-std::optional<Error> wait_for_all(std::vector<Child> children) {
-  std::optional<Error> failure;
-  Deadline mercy;
-  while (!children.empty()) {
-    int status = 0;
-    pid_t ended = -1;
-    for (const Child& child : children) {
-      const pid_t pid = waitpid(child.pid, &status, WNOHANG);
-      if (pid != 0) {
-        ended = child.pid;
-        break;
-      }
-    }
-    if (ended < 0) {
-      siginfo_t info{};
-      if (!failure) {
-        waitid(P_ALL, 0, &info, WEXITED | WNOWAIT);  // sleeps until a child ends
-      } else {
-        if (mercy.expired()) end_all(children, SIGKILL);
-        usleep(10'000);
-      }
-      continue;
-    }
-    const auto child = std::find_if(children.begin(), children.end(),
-                                    [&](const Child& one) { return one.pid == ended; });
-    const int rank = child->rank;
-    children.erase(child);
-    if (status != 0 && !failure) {
-      failure = Error(Code::kRemote, "rank " + std::to_string(rank) + " " + describe_end(status))
-                    .operation("spawn")
-                    .advice("look at what it printed");
-      end_all(children, SIGTERM);
-      mercy = Deadline::after(kMercy);
-    }
-  }
-  return failure;
+// Whoever wrote last may have left the cursor behind a progress bar.
+void say_that_all_ended(int signal, int processes) {
+  std::fflush(nullptr);
+  std::fprintf(stderr, "%sstopped by SIG%s: all %d processes have ended\n",
+               isatty(STDERR_FILENO) ? "\n" : "", sigabbrev_np(signal), processes);
+  std::fflush(stderr);
 }
 
 }  // namespace
@@ -112,38 +210,49 @@ std::optional<Error> wait_for_all(std::vector<Child> children) {
 void spawn(int processes, const std::function<void(int, int)>& run) {
   if (processes < 1) {
     throw Error(Code::kInvalidArgument, std::to_string(processes) + " processes")
-        .operation("spawn");
+        .operation("spawn")
+        .advice("start one or more");
   }
   std::fflush(nullptr);  // or each copy prints it again
   const pid_t parent = getpid();
-  std::vector<Child> children;
-  for (int rank = 0; rank < processes; ++rank) {
-    int ends[2];
-    const bool connected = socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0;
-    const pid_t pid = connected ? fork() : -1;
-    if (pid == 0) {
-      close(ends[1]);
-      for (const Child& sibling : children) close(sibling.port_socket);
-      be_child(rank, processes, ends[0], parent, run);
-    }
-    if (pid < 0) {
+  HeldSignals signals;
+  int asked = 0;
+  std::optional<std::string> failure;
+  {
+    Children children;
+    for (int rank = 0; rank < processes; ++rank) {
+      int ends[2] = {-1, -1};
+      const bool connected = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0;
+      const pid_t pid = connected ? fork() : -1;
+      if (pid == 0) {
+        close(ends[1]);
+        children.close_lines();  // its siblings'
+        be_child(rank, processes, ends[0], parent, signals, run);
+      }
       const int error = errno;
-      end_all(children, SIGKILL);
-      wait_for_all(std::move(children));
-      throw Error(Code::kOverloaded, std::strerror(error)).operation("spawn");
+      if (connected) close(ends[0]);
+      if (pid < 0) {
+        if (connected) close(ends[1]);
+        throw Error(Code::kOverloaded, std::strerror(error))
+            .operation("spawn")
+            .advice("raise the limits on processes and open files, or start fewer");
+      }
+      children.add({pid, rank, ends[1]});
     }
-    close(ends[0]);
-    children.push_back({pid, rank, ends[1]});
+    // Only now: a thread of the server's would not be copied, but its descriptors would.
+    const auto server = dist::TcpStoreServer::start();
+    children.tell_all(server->port());
+    asked = children.wait(signals);
+    failure = children.failure();
   }
-  // Only now: a thread of the server's would not be copied, but its descriptors would.
-  const auto server = dist::TcpStoreServer::start();
-  const uint16_t port = server->port();
-  for (const Child& child : children) {
-    // Fails only when it has ended already; wait_for_all() says how.
-    send(child.port_socket, &port, sizeof port, MSG_NOSIGNAL);
-    close(child.port_socket);
+  if (asked != 0) {
+    say_that_all_ended(asked, processes);
+    signals.release();
+    raise(asked);
+    throw Error(Code::kCancelled, std::string("stopped by SIG") + sigabbrev_np(asked))
+        .operation("spawn");
   }
-  if (auto failure = wait_for_all(std::move(children))) throw *failure;
+  if (failure) throw Error(Code::kRemote, *failure).operation("spawn");
 }
 
 }  // namespace farspan

@@ -12,10 +12,17 @@ namespace farspan {
 // MASTER_ADDR and MASTER_PORT are set, and this process serves the store.
 //
 // Call it first thing in main(), before there are other threads: the copies are made by fork(). A
-// copy never returns from it. What `run` throws is printed and ends the copy with status 1. When
-// one ends badly, the others are ended too (SIGTERM, after 5 s SIGKILL); when this process dies,
-// so do they.
-//   throws  Error kRemote: names the rank that ended badly first, and how; kOverloaded: no fork
+// copy never returns from it: when `run` returns it ends with status 0, when `run` throws with 1.
+//
+// Nothing is left behind, whatever happens. When a copy ends badly, the others get SIGTERM, and
+// after 3 s SIGKILL. So they do when this process gets SIGINT (Ctrl-C), SIGTERM or SIGHUP: when all
+// have ended it says so in one line on standard error and takes the signal, of which it dies unless
+// the program handles it; at a second such signal the copies are killed at once. When this process
+// is killed, the copies are, too. A signal that the program ignores is not waited for.
+//
+//   throws  Error: kRemote, names the rank that ended badly first, and what it threw or how it
+//           ended; kOverloaded, no process can be started; kCancelled, a signal came, and the
+//           program's own handler has returned
 void spawn(int processes, const std::function<void(int rank, int processes)>& run);
 
 }  // namespace farspan
