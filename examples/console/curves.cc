@@ -1,19 +1,15 @@
 #include "console/curves.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <iterator>
 #include <limits>
 #include <utility>
 
-#include <farspan/c10d/base/error.h>
-
 #include "console/ticks.h"
+#include "console/whole_file.h"
 
 namespace console {
 namespace {
@@ -316,26 +312,7 @@ std::string draw_curves(const std::string& title, const std::string& x_label,
 
 void write_curves(const std::filesystem::path& file, const std::string& title,
                   const std::string& x_label, const std::vector<Panel>& panels) {
-  const auto fail = [&](const std::string& why) {
-    throw farspan::Error(farspan::Code::kUnavailable, why)
-        .operation("write '" + file.string() + "'")
-        .advice("name a file in a folder that you may write to");
-  };
-  std::error_code error;
-  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), error);
-  const std::filesystem::path part = file.string() + ".part" + std::to_string(getpid());
-  std::ofstream out(part, std::ios::binary);
-  out << draw_curves(title, x_label, panels);
-  out.close();
-  if (!out) {
-    std::filesystem::remove(part, error);
-    fail("the file cannot be written");
-  }
-  std::filesystem::rename(part, file, error);
-  if (!error) return;
-  const std::string why = error.message();
-  std::filesystem::remove(part, error);
-  fail(why);
+  write_whole_file(file, draw_curves(title, x_label, panels));
 }
 
 std::vector<Panel> training_panels(std::vector<Point> loss, std::vector<Point> train_accuracy,

@@ -31,9 +31,9 @@ struct Panel {
   enum class Scale { kLinear, kLog, kPercent } scale = Scale::kLinear;
 };
 
-// Panels under each other with one x axis. Writes a neighbouring file first and then renames it,
-// so nobody sees half a picture; makes the folders it needs. Series of more than about 1,000
-// points are thinned out: each bin's lowest and highest stay.
+// Panels under each other with one x axis, in a file that is never there by half
+// (write_whole_file). Series of more than about 1,000 points are thinned out: each bin's lowest and
+// highest stay.
 //   throws  farspan::Error kUnavailable: the file cannot be written
 void write_curves(const std::filesystem::path& file, const std::string& title,
                   const std::string& x_label, const std::vector<Panel>& panels);

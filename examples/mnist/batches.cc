@@ -37,13 +37,17 @@ Batches::Batches(Dataset data, BatchOptions options) : data_(std::move(data)), o
   }
 }
 
-int64_t Batches::samples() const {
-  return (data_.size() - options_.shard + options_.shards - 1) / options_.shards;
+int64_t samples_of(const BatchOptions& options, int64_t images) {
+  return (images - options.shard + options.shards - 1) / options.shards;
 }
 
-int64_t Batches::size() const {
-  return (samples() + options_.batch_size - 1) / options_.batch_size;
+int64_t batches_of(const BatchOptions& options, int64_t images) {
+  return (samples_of(options, images) + options.batch_size - 1) / options.batch_size;
 }
+
+int64_t Batches::samples() const { return samples_of(options_, data_.size()); }
+
+int64_t Batches::size() const { return batches_of(options_, data_.size()); }
 
 Batches::Epoch Batches::epoch(int64_t number) const {
   const auto order = shuffled(data_.size(), options_.seed, number);

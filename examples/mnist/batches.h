@@ -23,6 +23,10 @@ struct BatchOptions {
   int64_t shards = 1;  // how many trainers there are
 };
 
+// Of that trainer, for `images` images: how many of them are its own, and in how many batches.
+int64_t samples_of(const BatchOptions& options, int64_t images);
+int64_t batches_of(const BatchOptions& options, int64_t images);
+
 // Every epoch has an order of its own, which follows from the seed alone, on any machine. Each
 // image goes to exactly one trainer; the shards differ by at most one image.
 //

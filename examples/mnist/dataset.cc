@@ -143,6 +143,11 @@ Dataset load(const path& folder, const std::string& prefix) {
 
 }  // namespace
 
+Dataset Dataset::sample(int64_t count) const {
+  const int64_t step = std::max<int64_t>(1, size() / count);
+  return {images.slice(0, 0, step * count, step), labels.slice(0, 0, step * count, step)};
+}
+
 path default_folder() { return MNIST_FOLDER; }
 
 Dataset load_train(const path& folder) { return load(folder, "train"); }

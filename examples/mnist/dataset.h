@@ -16,6 +16,8 @@ struct Dataset {
   at::Tensor labels;  // [n] int64, 0 to 9
 
   int64_t size() const { return labels.size(0); }
+  // `count` images, evenly spread; or all, when there are no more. Shares their memory.
+  Dataset sample(int64_t count) const;
 };
 
 // The copy of the data that comes with farspan.

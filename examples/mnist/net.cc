@@ -32,6 +32,10 @@ at::Tensor Net::forward(const at::Tensor& images) {
   return classifier->forward(convolutions->forward(images));
 }
 
+double share_right(const at::Tensor& scores, const at::Tensor& labels) {
+  return scores.argmax(1).eq(labels).to(at::kDouble).mean().item<double>();
+}
+
 double accuracy(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& data,
                 int64_t batch_size) {
   const c10::NoGradGuard no_grad;

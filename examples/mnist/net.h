@@ -41,6 +41,11 @@ struct Net : torch::nn::Module {
   std::shared_ptr<Classifier> classifier;
 };
 
+// The share of the guesses that are right, 0 to 1.
+//   scores  [batch, 10]
+//   labels  [batch]
+double share_right(const at::Tensor& scores, const at::Tensor& labels);
+
 // The share of `data` that `forward` gets right, 0 to 1, without recording gradients.
 //   forward  [batch, 1, 28, 28] -> [batch, 10]; called with up to `batch_size` images at a time
 double accuracy(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& data,

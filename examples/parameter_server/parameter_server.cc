@@ -8,6 +8,7 @@
 
 #include "console/curves.h"
 #include "console/progress.h"
+#include "console/run_options.h"
 #include "console/table.h"
 #include "mnist/batches.h"
 #include "mnist/net.h"
@@ -15,11 +16,12 @@
 using mnist::Net;
 using Seconds = std::chrono::duration<double>;
 
-struct Settings {
-  int trainers = 2, epochs = 1, batch_size = 64;
-  double lr = 0.05;
-  uint64_t seed = 1;
-  std::string transport, curves = "parameter_server.svg";
+struct Settings : console::RunOptions {
+  int trainers = 2;
+
+  mnist::BatchOptions batches(int trainer) const {
+    return {.batch_size = batch_size, .seed = seed, .shard = trainer, .shards = trainers};
+  }
 };
 
 // What a trainer has to tell at its end.
@@ -31,30 +33,46 @@ struct Report {
 FARSPAN_STRUCT(Report, calls, waiting, total, rpcs, bytes);
 
 // The server's side.
-std::shared_ptr<Net> the_net;
-std::unique_ptr<console::Progress> progress;
-std::mutex mutex;
-std::vector<console::Point> losses;
-std::vector<Report> reports;
+struct Server {
+  Server(const Settings& settings, int64_t all_steps)
+      : steps(all_steps), test(mnist::load_test().sample(settings.images)) {}
 
-std::shared_ptr<Net> share_net() { return the_net; }
-void trained(double loss, int64_t samples) {
-  progress->step(loss, samples);
-  std::lock_guard lock(mutex);
-  losses.push_back({static_cast<double>(losses.size()), loss});
+  double accuracy_on(const mnist::Dataset& data) const {
+    return mnist::accuracy([this](const at::Tensor& images) { return net->forward(images); }, data);
+  }
+
+  const int64_t steps;  // of the whole run
+  const mnist::Dataset test;
+  const std::shared_ptr<Net> net = std::make_shared<Net>();
+  console::Progress progress{{.steps = steps}};
+  std::mutex mutex;  // for what is below
+  std::vector<console::Point> losses, train_accuracies, test_accuracies;
+  std::vector<Report> reports;
+};
+std::unique_ptr<Server> server;
+
+std::shared_ptr<Net> share_net() { return server->net; }
+void trained(double loss, double right, int64_t samples) {
+  constexpr int64_t kLooks = 10, kLookAt = 1000;  // times in a run, images
+  server->progress.step(loss, samples);
+  std::unique_lock lock(server->mutex);
+  const auto step = static_cast<int64_t>(server->losses.size());
+  server->losses.push_back({double(step), loss});
+  server->train_accuracies.push_back({double(step), right});
+  if (step % (server->steps / kLooks + 1) != server->steps / kLooks) return;
+  lock.unlock();
+  const double accuracy = server->accuracy_on(server->test.sample(kLookAt));
+  lock.lock();
+  server->test_accuracies.push_back({double(step), accuracy});
 }
 void finished(const Report& report) {
-  std::lock_guard lock(mutex);
-  reports.push_back(report);
+  std::lock_guard lock(server->mutex);
+  server->reports.push_back(report);
 }
 FARSPAN_REGISTER(share_net, trained, finished);
 FARSPAN_REGISTER_METHODS(Net, forward, parameters);
 
-void train(const Settings& settings, int trainer) {
-  const mnist::Batches batches(mnist::load_train(), {.batch_size = settings.batch_size,
-                                                     .seed = settings.seed,
-                                                     .shard = trainer,
-                                                     .shards = settings.trainers});
+void train(const Settings& settings, const mnist::Batches& batches) {
   const auto net = farspan::remote("ps", share_net);
   farspan::DistributedOptimizer<torch::optim::SGD> optimizer(farspan::parameter_rrefs(net),
                                                              torch::optim::SGDOptions(settings.lr));
@@ -73,7 +91,8 @@ void train(const Settings& settings, int trainer) {
       const auto loss = torch::nn::functional::nll_loss(scores, labels);
       timed([&] { return context.backward({loss}), 0; });
       timed([&] { return optimizer.step(context), 0; });
-      farspan::rpc_async("ps", trained, loss.item<double>(), images.size(0));
+      farspan::rpc_sync("ps", trained, loss.item<double>(), mnist::share_right(scores, labels),
+                        images.size(0));
     }
   }
   report.total = Seconds(farspan::Clock::now() - begun).count();
@@ -84,13 +103,13 @@ void train(const Settings& settings, int trainer) {
   farspan::rpc_sync("ps", finished, report);
 }
 
-void print_result(const Settings& settings, Seconds took, int64_t samples) {
+void print_result(const Settings& settings, Seconds took) {
   console::Summary summary{.title = "Parameter server, " + std::to_string(settings.trainers) +
-                                    " trainers"};
+                                    (settings.trainers == 1 ? " trainer" : " trainers")};
   std::vector<double> calls;
   double waiting = 0, total = 0, bytes = 0;
   int64_t rpcs = 0;
-  for (const Report& report : reports) {
+  for (const Report& report : server->reports) {
     calls.insert(calls.end(), report.calls.begin(), report.calls.end());
     waiting += report.waiting;
     total += report.total;
@@ -98,62 +117,55 @@ void print_result(const Settings& settings, Seconds took, int64_t samples) {
     bytes += static_cast<double>(report.bytes);
   }
   std::sort(calls.begin(), calls.end());
-  summary.accuracy =
-      mnist::accuracy([](const at::Tensor& x) { return the_net->forward(x); }, mnist::load_test());
-  summary.samples_per_s = static_cast<double>(samples) / took.count();
+  summary.accuracy = server->accuracy_on(server->test);
+  summary.samples_per_s = double(settings.epochs * settings.images) / took.count();
   summary.rpcs = rpcs;
   summary.bytes = bytes;
   summary.rpc_p50 = Seconds(calls.at(calls.size() / 2));
   summary.rpc_p99 = Seconds(calls.at(calls.size() * 99 / 100));
   summary.waiting = waiting / total;
-  summary.took = took;
   summary.curves = settings.curves;
-  console::write_curves(settings.curves, summary.title, "step",
-                        console::training_panels(
-                            losses, {}, {{static_cast<double>(losses.size()), *summary.accuracy}}));
+  server->test_accuracies.push_back({double(server->steps), *summary.accuracy});
+  console::write_curves(
+      settings.curves, summary.title, "step",
+      console::training_panels(server->losses, server->train_accuracies, server->test_accuracies));
   console::print(summary);
-}
-
-void serve(const Settings& settings, const std::function<void()>& wait_for_trainers) {
-  const int64_t samples = 60'000 * settings.epochs;
-  const int64_t per_trainer = 60'000 / settings.trainers;
-  const int64_t steps = settings.epochs * settings.trainers *
-                        ((per_trainer + settings.batch_size - 1) / settings.batch_size);
-  progress = std::make_unique<console::Progress>(console::ProgressOptions{.steps = steps});
-  const auto begun = farspan::Clock::now();
-  wait_for_trainers();
-  const Seconds took = farspan::Clock::now() - begun;
-  progress->finish();
-  print_result(settings, took, samples);
 }
 
 int main(int argc, char** argv) {
   Settings settings;
+  settings.curves = "parameter_server.svg";
   CLI::App app("A parameter server and its trainers learn MNIST over RPC.");
-  app.add_option("--trainers", settings.trainers, "processes that train")->capture_default_str();
-  app.add_option("--epochs", settings.epochs, "passes over the 60,000 images")
+  app.add_option("--trainers", settings.trainers, "processes that train")
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--batch-size", settings.batch_size, "images in one step")->capture_default_str();
-  app.add_option("--lr", settings.lr, "learning rate of SGD")->capture_default_str();
-  app.add_option("--seed", settings.seed, "of the weights and the order")->capture_default_str();
-  app.add_option("--transport", settings.transport, "unix or tcp; the best one by itself");
-  app.add_option("--curves", settings.curves, "where the picture goes")->capture_default_str();
+  console::add_run_options(app, settings);
   CLI11_PARSE(app, argc, argv);
   try {
     farspan::spawn(1 + settings.trainers, [&](int rank, int) {
       at::set_num_threads(1);
       at::manual_seed(settings.seed);
-      if (rank == 0) the_net = std::make_shared<Net>();
       farspan::WorkerOptions options;
-      if (!settings.transport.empty()) options.transports = {settings.transport};
+      options.transports = settings.transports();
       options.shutdown_timeout = farspan::kNoTimeout;  // the server waits as long as they train
-      farspan::init_rpc(rank == 0 ? "ps" : "trainer" + std::to_string(rank), options);
       if (rank > 0) {
-        train(settings, rank - 1);
-        farspan::shutdown();
-      } else {
-        serve(settings, [] { farspan::shutdown(); });
+        const mnist::Batches batches(mnist::load_train().sample(settings.images),
+                                     settings.batches(rank - 1));
+        farspan::init_rpc("trainer" + std::to_string(rank), options);
+        train(settings, batches);
+        return farspan::shutdown();
       }
+      int64_t steps = 0;
+      for (int trainer = 0; trainer < settings.trainers; ++trainer) {
+        steps += settings.epochs * mnist::batches_of(settings.batches(trainer), settings.images);
+      }
+      server = std::make_unique<Server>(settings, steps);
+      farspan::init_rpc("ps", options);
+      const auto begun = farspan::Clock::now();
+      farspan::shutdown();  // when all trainers have come to their ends
+      const Seconds took = farspan::Clock::now() - begun;
+      server->progress.finish();
+      print_result(settings, took);
     });
   } catch (const farspan::Error& e) {
     std::fprintf(stderr, "%s\n", e.what());

@@ -1,0 +1,37 @@
+#include "console/run_options.h"
+
+#include <CLI/CLI.hpp>
+
+namespace console {
+
+std::vector<std::string> RunOptions::transports() const {
+  if (transport == "auto") return {};
+  return {transport};
+}
+
+void add_run_options(CLI::App& app, RunOptions& options) {
+  app.add_option("--epochs", options.epochs, "passes over the images")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--batch-size", options.batch_size, "images in one step")
+      ->check(CLI::Range(1, 60'000))
+      ->capture_default_str();
+  app.add_option("--lr", options.lr, "learning rate of SGD")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "of the weights and of the order of the images")
+      ->capture_default_str();
+  app.add_option("--images", options.images, "train on so many; fewer for a quick look")
+      ->check(CLI::Range(1, 60'000))
+      ->capture_default_str();
+  app.add_option("--transport", options.transport, "unix, tcp, or the better one by itself")
+      ->check(CLI::IsMember({"auto", "unix", "tcp"}))
+      ->capture_default_str();
+  app.add_option("--curves", options.curves, "where the picture of the run goes")
+      ->capture_default_str();
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string(error.what()) + " (--help lists the options)\n";
+  });
+}
+
+}  // namespace console

@@ -1,0 +1,33 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// RunOptions: what every example that trains lets its user choose.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace console {
+
+struct RunOptions {
+  int epochs = 1;
+  int64_t batch_size = 64;
+  double lr = 0.1;
+  uint64_t seed = 1;
+  int64_t images = 60'000;  // to train on; as many at most for the test
+  std::string transport = "auto";
+  std::string curves = "curves.svg";
+
+  // As farspan::WorkerOptions::transports has it.
+  std::vector<std::string> transports() const;
+};
+
+// --epochs, --batch-size, --lr, --seed, --images, --transport and --curves, with checks. What is
+// wrong on the command line is said in one line.
+void add_run_options(CLI::App& app, RunOptions& options);
+
+}  // namespace console

@@ -1,0 +1,17 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// write_whole_file: a file that is there with all of its text, or not at all.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+namespace console {
+
+// Replaces `file`, or makes it, with the folders it needs. The text has no name until it is
+// complete, so a program that is killed meanwhile leaves nothing (where the file system can: else a
+// neighbour, FILE.partPID, is written and renamed).
+//   throws  farspan::Error kUnavailable: the file cannot be written, and why
+void write_whole_file(const std::filesystem::path& file, std::string_view text);
+
+}  // namespace console
