@@ -1,0 +1,98 @@
+// Somebody who speaks the wire by hand, at the other end of an agent's line.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/rpc/transport/unix/unix_transport.h>
+#include <farspan/rpc/wire/messages.h>
+
+#include "rpc/wire/frame_bytes.h"
+
+namespace farspan::testing {
+
+inline Bytes bytes_of(const Buffer& buffer) {
+  return {buffer.data(), buffer.data() + buffer.size()};
+}
+
+inline RawFrame hello_frame(const wire::Hello& hello, uint8_t kind = 1) {
+  return {.kind = kind, .request_id = 0, .meta = bytes_of(wire::encode(hello))};
+}
+
+// A line to an agent that is written and read by hand.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& endpoint) {
+    reactor_.add(loop_);
+    Promise<std::shared_ptr<transport::Stream>> connected;
+    transport_->connect(endpoint, Deadline::after(std::chrono::seconds(20)),
+                        [connected](auto result) {
+                          if (auto* error = std::get_if<Error>(&result))
+                            return (void)connected.set_error(*error);
+                          connected.set_value(std::move(std::get<0>(result)));
+                        });
+    stream_ = connected.future().wait(Millis(20'000));
+  }
+  // At the end of a stream that was accepted by hand.
+  explicit Stranger(std::shared_ptr<transport::Stream> stream) : stream_(std::move(stream)) {}
+  ~Stranger() {
+    loop_->close();
+    reactor_.remove(*loop_);
+    reactor_.stop();
+  }
+
+  void say(const Bytes& bytes) {
+    for (size_t done = 0; done < bytes.size();) {
+      iovec piece{const_cast<std::byte*>(bytes.data() + done), bytes.size() - done};
+      const auto result = stream_->write(&piece, 1);
+      if (result.status == transport::IoStatus::kOk) {
+        done += result.bytes;
+      } else if (result.status == transport::IoStatus::kWouldBlock) {
+        pollfd room{stream_->write_descriptor(), POLLOUT, 0};
+        ASSERT_EQ(poll(&room, 1, 20'000), 1) << "nobody reads";
+      } else {
+        return;  // the agent has hung up: seen by who listens
+      }
+    }
+  }
+  void say(const RawFrame& frame) { say(to_bytes(frame)); }
+
+  // The next frame; none when the agent has hung up.
+  std::optional<wire::InFrame> hear() {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+    while (heard_ == reading_.frames().size()) {
+      Bytes buffer(65'536);
+      iovec place{buffer.data(), buffer.size()};
+      const auto result = stream_->read(&place, 1);
+      if (result.status == transport::IoStatus::kOk) {
+        reading_.feed(std::span(buffer).first(result.bytes));
+      } else if (result.status == transport::IoStatus::kWouldBlock) {
+        pollfd more{stream_->read_descriptor(), POLLIN, 0};
+        if (poll(&more, 1, deadline.poll_ms()) != 1) throw Error(Code::kTimeout, "silence");
+      } else {
+        return std::nullopt;
+      }
+    }
+    return reading_.frames()[heard_++];
+  }
+
+ private:
+  net::Reactor reactor_;
+  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();
+  std::unique_ptr<transport::Transport> transport_ =
+      transport::make_unix_transport(loop_, reactor_);
+  std::shared_ptr<transport::Stream> stream_;
+  Reading reading_;
+  size_t heard_ = 0;
+};
+
+}  // namespace farspan::testing
