@@ -68,8 +68,11 @@ def last_line(text):
     return text.rstrip().rsplit("\n", 1)[-1]
 
 
-def end_at(command, moment, way):
-    """returns: whether it still ran at that moment, and how long it took to end"""
+def end_at(command, moment, way, closing):
+    """closing: how the last line of the whole output begins
+
+    returns: whether it still ran at that moment, and how long it took to end
+    """
     send, check = WAYS[way]
     run = WatchedRun(command)
     run.wait_until(moment)
@@ -84,13 +87,14 @@ def end_at(command, moment, way):
         send(run, pids)
     except ProcessLookupError:
         pass  # it has just ended by itself
-    status, _, err = run.finish(LIMIT)
+    status, out, err = run.finish(LIMIT)
     left = run.left_over(LIMIT, is_picture)
     took = time.monotonic() - begun
     assert not left, f"it left {left}"
     assert took < LIMIT, f"it took {took:.1f} s"
-    if status == 0:
-        return False, took  # it was at its end
+    done = last_line(out).startswith(closing)
+    if status == 0 or (done and status < 0 and not last_line(err).startswith("stopped")):
+        return False, took  # all was done and said, and its copies had ended
     try:
         check(status, last_line(err), len(pids) > 1)
     except AssertionError:
@@ -120,18 +124,21 @@ def press_control_c(command):
 
 def main():
     moments, command = int(sys.argv[1]), sys.argv[2:]
-    run = WatchedRun(command)
-    status, _, err = run.finish(120)
-    whole = time.monotonic() - run.begun
-    assert status == 0, err
-    assert not run.left_over(LIMIT, is_picture)
+    whole = float("inf")
+    for _ in range(2):  # the first may have had to read the program from the disk
+        run = WatchedRun(command)
+        status, out, err = run.finish(120)
+        whole = min(whole, time.monotonic() - run.begun)
+        assert status == 0, err
+        assert not run.left_over(LIMIT, is_picture)
+    closing = last_line(out).split()[0]
     press_control_c(command)
 
     ways, hit, slowest = list(WAYS), 0, 0
     for number in range(moments):
         way, moment = ways[number % len(ways)], whole * (number + random.random()) / moments
         try:
-            ran, took = end_at(command, moment, way)
+            ran, took = end_at(command, moment, way, closing)
         except AssertionError:
             print(f"{way} after {moment:.2f} s of {whole:.2f}:")
             raise
