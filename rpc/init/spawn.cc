@@ -26,7 +26,8 @@ namespace farspan {
 namespace {
 
 constexpr std::chrono::seconds kMercy{3};  // between SIGTERM and SIGKILL
-constexpr size_t kMaxErrorBytes = 4096;    // of what a copy says when it fails
+constexpr Millis kHearsay{300};  // for the one that caused a failure to end after who noticed it
+constexpr size_t kMaxErrorBytes = 4096;  // of what a copy says when it fails
 
 // While it lives, the signals that end a program, and those of children that end, wait for next()
 // instead of being acted on.
@@ -76,14 +77,27 @@ struct Child {
   int line = -1;  // a socket: to the child where the store is, from it why it failed
 };
 
-std::string how_it_ended(const Child& child, int status) {
+// How a child ended that ended badly. A cause outweighs that others lost their connections.
+struct BadEnd {
+  enum class Weight { kNoticed, kFailed, kKilled } weight = Weight::kFailed;
+  std::string text;
+};
+
+BadEnd how_it_ended(const Child& child, int status) {
+  using Weight = BadEnd::Weight;
   const std::string rank = "rank " + std::to_string(child.rank);
-  if (WIFSIGNALED(status)) return rank + " was ended by a signal: " + strsignal(WTERMSIG(status));
+  if (WIFSIGNALED(status)) {
+    return {Weight::kKilled, rank + " was ended by a signal: " + strsignal(WTERMSIG(status))};
+  }
   std::array<char, kMaxErrorBytes> text{};
   const ssize_t got = recv(child.line, text.data(), text.size(), MSG_DONTWAIT);
-  if (got > 0) return rank + " threw " + std::string(text.data(), static_cast<size_t>(got));
-  return rank + " ended with status " + std::to_string(WEXITSTATUS(status)) +
-         "; look at what it printed";
+  if (got > 0) {
+    const std::string why(text.data(), static_cast<size_t>(got));
+    return {why.starts_with(name_of(Code::kDisconnected)) ? Weight::kNoticed : Weight::kFailed,
+            rank + " threw " + why};
+  }
+  return {Weight::kFailed, rank + " ended with status " + std::to_string(WEXITSTATUS(status)) +
+                               "; look at what it printed"};
 }
 
 // The processes that have been started. Lifetime: the destructor kills those that are left.
@@ -115,51 +129,49 @@ class Children {
   //   returns  that signal, or 0
   int wait(const HeldSignals& signals) {
     int asked = 0;
-    Deadline mercy;
+    Deadline next;  // when they are told to end, then made to
     for (collect(); !running_.empty(); collect()) {
-      if ((failure_ || asked) && mercy.is_never()) {
-        signal_all(SIGTERM);
-        mercy = Deadline::after(kMercy);
+      if (failure_ && next.is_never()) {
+        const bool certain = failure_->weight == BadEnd::Weight::kKilled;
+        next = Deadline::after(certain ? Millis(0) : kHearsay);
       }
-      if (mercy.expired()) {
-        signal_all(SIGKILL);
-        mercy = Deadline::after(kMercy);
+      if (next.expired()) {
+        signal_all(told_ ? SIGKILL : SIGTERM);
+        told_ = true;
+        next = Deadline::after(kMercy);
       }
-      const int signal = signals.next(mercy);
+      const int signal = signals.next(next);
       if (signal == 0 || signal == SIGCHLD) continue;
-      if (asked) mercy = Deadline::after(Millis(0));
-      asked = signal;
+      if (asked == 0) asked = signal;
+      next = Deadline::after(Millis(0));
     }
     return asked;
   }
 
-  const std::optional<std::string>& failure() const { return failure_; }
+  const std::optional<BadEnd>& failure() const { return failure_; }
 
  private:
   void signal_all(int signal) const {
     for (const Child& child : running_) kill(child.pid, signal);
   }
 
-  // Takes leave of those that have ended. Of several that ended badly since the last time, one that
-  // a signal ended is named: the others noticed, and gave up.
+  // Takes leave of those that have ended. How they ended when told to says nothing.
   void collect() {
-    std::optional<std::string> failure;
-    bool by_signal = false;
     std::erase_if(running_, [&](const Child& child) {
       int status = 0;
       if (waitpid(child.pid, &status, WNOHANG) == 0) return false;
-      if (status != 0 && (!failure || (WIFSIGNALED(status) && !by_signal))) {
-        failure = how_it_ended(child, status);
-        by_signal = WIFSIGNALED(status);
+      if (status != 0 && !told_) {
+        BadEnd end = how_it_ended(child, status);
+        if (!failure_ || end.weight > failure_->weight) failure_ = std::move(end);
       }
       close(child.line);
       return true;
     });
-    if (!failure_) failure_ = std::move(failure);
   }
 
   std::vector<Child> running_;
-  std::optional<std::string> failure_;
+  std::optional<BadEnd> failure_;
+  bool told_ = false;  // to end
 };
 
 void say_why(int line, const std::string& text) {
@@ -217,7 +229,7 @@ void spawn(int processes, const std::function<void(int, int)>& run) {
   const pid_t parent = getpid();
   HeldSignals signals;
   int asked = 0;
-  std::optional<std::string> failure;
+  std::optional<BadEnd> failure;
   {
     Children children;
     for (int rank = 0; rank < processes; ++rank) {
@@ -252,7 +264,7 @@ void spawn(int processes, const std::function<void(int, int)>& run) {
     throw Error(Code::kCancelled, std::string("stopped by SIG") + sigabbrev_np(asked))
         .operation("spawn");
   }
-  if (failure) throw Error(Code::kRemote, *failure).operation("spawn");
+  if (failure) throw Error(Code::kRemote, failure->text).operation("spawn");
 }
 
 }  // namespace farspan
