@@ -3,6 +3,7 @@
 
 #include <farspan/autograd/room.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/rpc/num_threads.h>
 
 namespace farspan::dist_autograd {
 
@@ -284,6 +285,7 @@ void AutogradRoom::feed(const Feed& action, const Gradients* gradients) {
 void AutogradRoom::run(const std::shared_ptr<PassRun>& pass) {
   const auto executor = executor_of(*pass);
   if (!executor) return;
+  use_num_threads();
   try {
     if (executor->run() != Executor::Progress::kFinished) return;
   } catch (...) {

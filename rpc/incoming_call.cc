@@ -9,6 +9,7 @@
 #include <farspan/rpc/call/builtin.h>
 #include <farspan/rpc/call/invoke.h>
 #include <farspan/rpc/call_scope.h>
+#include <farspan/rpc/num_threads.h>
 #include <farspan/rpc/outgoing_call.h>
 
 namespace farspan {
@@ -31,6 +32,7 @@ const at::ThreadLocalState& fresh_state() {
 // A reactor's thread that serves one call is fresh by itself; one that serves a call while it waits
 // in another, and a thread of the user's, are not.
 FreshThread::FreshThread(Worker& worker) : current_(worker) {
+  use_num_threads();
   if (serving_depth++ > 0 || !net::on_reactor_thread()) guard_.emplace(fresh_state());
 }
 
