@@ -49,6 +49,11 @@ void AutogradRoom::lose_peer(int rank, const Error& why) {
 void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Tensor>& roots,
                             const std::vector<at::Tensor>& gradients,
                             const BackwardOptions& options) {
+  if (context->finished) {
+    throw Error(Code::kInvalidArgument, "a consistent step has finished this context")
+        .operation("backward")
+        .advice("run all backward passes of a Context before its first step, or make a new one");
+  }
   std::vector<Root> starts = make_roots(roots, gradients);
   Deadline deadline = agent::current_call().deadline;
   if (options.timeout > kNoTimeout) {

@@ -44,9 +44,18 @@ void record_incoming(int from, const Extension& extension, TensorList& tensors) 
   record_receive(SendId(extension.second), from, std::move(received));
 }
 
+ContextPtr not_nested(AutogradRoom& room) {
+  if (!thread_context) return room.new_context();
+  throw Error(Code::kInvalidArgument, "this thread is in a distributed autograd context already")
+      .advice("contexts do not nest: end the outer one first");
+}
+
 }  // namespace
 
 ContextPtr current_context() noexcept { return thread_context; }
+
+OutsideContext::OutsideContext() noexcept : context_(std::exchange(thread_context, nullptr)) {}
+OutsideContext::~OutsideContext() { thread_context = std::move(context_); }
 
 std::shared_ptr<AutogradRoom> AutogradRoom::install(Worker& worker) {
   std::shared_ptr<AutogradRoom> room(new AutogradRoom(worker));
@@ -102,9 +111,29 @@ void AutogradRoom::listen() {
 ContextPtr AutogradRoom::new_context() {
   const auto id = ContextId(with_rank(self_, next_context_.fetch_add(1)));
   auto context = std::make_shared<ContextState>(id);
-  MutexLock lock(mutex_);
-  contexts_.emplace(id, context);
+  {
+    MutexLock lock(mutex_);
+    contexts_.emplace(id, context);
+  }
+  try {
+    pass_gate(id);
+  } catch (...) {
+    release(id);
+    throw;
+  }
   return context;
+}
+
+// A context that is released while it waits must not stay inside.
+void AutogradRoom::pass_gate(ContextId id) {
+  if (gate_ && gate_->enter(id) && !find(id)) gate_->released(id);
+}
+
+std::vector<ContextId> AutogradRoom::contexts() const {
+  MutexLock lock(mutex_);
+  std::vector<ContextId> all;
+  for (const auto& [id, context] : contexts_) all.push_back(id);
+  return all;
 }
 
 ContextPtr AutogradRoom::find(ContextId id) const {
@@ -138,6 +167,7 @@ void AutogradRoom::release(ContextId id) {
     }
   }
   release_passes(id);
+  if (gate_) gate_->released(id);
   if (!context) return;
   {
     MutexLock lock(context->mutex);
@@ -186,7 +216,7 @@ void AutogradRoom::record(ContextState& context, int to, const TensorList& tenso
 
 std::shared_ptr<Interceptor::Scope> AutogradRoom::before_request(int to, TensorList& tensors,
                                                                  Extensions& extensions) {
-  if (!thread_context) return nullptr;
+  if (!thread_context || thread_context->finished) return nullptr;
   record(*thread_context, to, tensors, extensions);
   MutexLock lock(thread_context->mutex);
   thread_context->workers.insert(to);
@@ -206,6 +236,7 @@ std::shared_ptr<Interceptor::Scope> AutogradRoom::after_request(
   if (!extension) return nullptr;
   ContextPtr context = find_or_make(ContextId(extension->first));
   if (!context) return nullptr;  // a call that outlived its context runs, but is not recorded
+  pass_gate(context->id);
   record_incoming(from, *extension, tensors);
   return std::make_shared<ContextScope>(std::move(context));
 }
@@ -214,12 +245,7 @@ void AutogradRoom::before_reply(Scope& scope, int to, TensorList& tensors, Exten
   record(*static_cast<ContextScope&>(scope).context(), to, tensors, extensions);
 }
 
-Context::Context(Worker& worker) : room_(AutogradRoom::of(worker)), state_(room_->new_context()) {
-  if (thread_context) {
-    room_->release(state_->id);
-    throw Error(Code::kInvalidArgument, "this thread is in a distributed autograd context already")
-        .advice("contexts do not nest: end the outer one first");
-  }
+Context::Context(Worker& worker) : room_(AutogradRoom::of(worker)), state_(not_nested(*room_)) {
   thread_context = state_;
 }
 

@@ -31,11 +31,27 @@ struct ContextState {
   Mutex mutex;
   std::unordered_map<uint64_t, std::shared_ptr<SendNode>> sends FARSPAN_GUARDED_BY(mutex);
   std::set<int> workers FARSPAN_GUARDED_BY(mutex);  // that know of it through this one
+  // At its maker, by a consistent step: what follows is not recorded any more.
+  std::atomic<bool> finished{false};
 };
 using ContextPtr = std::shared_ptr<ContextState>;
 
 struct AutogradCounters {
   size_t contexts = 0, passes = 0;
+};
+
+// Whom a worker asks before a context may use what it holds: consistent optimizers.
+//
+// Threading: both from any thread.
+class ContextGate {
+ public:
+  virtual ~ContextGate() = default;
+  // Before each recorded call of a context runs here, and before a context begins here. May block.
+  //   returns  whether it entered by this; released() follows
+  //   throws   Error: the call, or the making of the context, fails with it
+  virtual bool enter(ContextId context) = 0;
+  // The context is gone here. Also for those that never entered.
+  virtual void released(ContextId context) noexcept = 0;
 };
 
 // Threading: every method from any thread.
@@ -47,6 +63,7 @@ class AutogradRoom final : public WorkerRoom,
   //   throws  Error kInvalidArgument: this worker has none
   static std::shared_ptr<AutogradRoom> of(Worker& worker);
 
+  // Waits at the gate, if there is one.
   ContextPtr new_context();
   void release(ContextId id);
   // Null: there is none (any more).
@@ -54,6 +71,9 @@ class AutogradRoom final : public WorkerRoom,
   void backward(const ContextPtr& context, const std::vector<at::Tensor>& roots,
                 const std::vector<at::Tensor>& gradients, const BackwardOptions& options);
   AutogradCounters counters() const;
+  std::vector<ContextId> contexts() const;  // that are known here now
+  // Before the worker's first call.
+  void set_gate(std::shared_ptr<ContextGate> gate) { gate_ = std::move(gate); }
 
   // Interceptor
   std::shared_ptr<Scope> before_request(int to, TensorList& tensors,
@@ -89,6 +109,7 @@ class AutogradRoom final : public WorkerRoom,
   void run(const std::shared_ptr<PassRun>& pass);
   void fail(const PassId& pass, const std::exception_ptr& failure);
   void release_passes(ContextId id);
+  void pass_gate(ContextId id);
   void lose_peer(int rank, const Error& why);
   std::shared_ptr<PassRun> run_of(const PassId& pass, bool remove = false);
   std::shared_ptr<PassRun> run_or_make(const PassId& pass);
@@ -99,6 +120,7 @@ class AutogradRoom final : public WorkerRoom,
 
   const std::shared_ptr<agent::Messenger> messenger_;
   const int self_;
+  std::shared_ptr<ContextGate> gate_;  // constant before the first call; null: none
   std::atomic<uint64_t> next_context_{1}, next_send_{1};
 
   mutable Mutex mutex_;
@@ -111,5 +133,17 @@ class AutogradRoom final : public WorkerRoom,
 
 // The context that the calling thread is in; null: none.
 ContextPtr current_context() noexcept;
+
+// Calls that the thread makes in a block are not recorded, whatever context it is in.
+class OutsideContext {
+ public:
+  OutsideContext() noexcept;
+  ~OutsideContext();
+  OutsideContext(const OutsideContext&) = delete;
+  OutsideContext& operator=(const OutsideContext&) = delete;
+
+ private:
+  ContextPtr context_;
+};
 
 }  // namespace farspan::dist_autograd

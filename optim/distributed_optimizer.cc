@@ -1,41 +1,113 @@
 #include <farspan/optim/distributed_optimizer.h>
 
 #include <map>
-#include <optional>
 #include <utility>
 
 namespace farspan::optim {
+namespace {
 
-OwnerOptimizers::OwnerOptimizers(Worker& worker,
-                                 const std::vector<RRef<std::vector<at::Tensor>>>& parameters,
-                                 const OptimizerSpec& spec) {
-  std::map<int, std::vector<RRef<std::vector<at::Tensor>>>> by_owner;
-  for (const auto& part : parameters) by_owner[part.owner().rank].push_back(part);
-  if (by_owner.empty()) {
-    throw Error(Code::kInvalidArgument, "no parameters").operation("DistributedOptimizer");
+// Ends a consistent step, whatever came of it.
+class EndOfStep {
+ public:
+  EndOfStep(OptimRoom& room, OptimRoom::StepKey key) : room_(room), key_(key) {}
+  ~EndOfStep() { room_.end_step(key_); }
+  EndOfStep(const EndOfStep&) = delete;
+  EndOfStep& operator=(const EndOfStep&) = delete;
+
+ private:
+  OptimRoom& room_;
+  const OptimRoom::StepKey key_;
+};
+
+// Each owner's share of the groups; an owner has all groups, so that they keep their order.
+std::map<int, std::vector<OwnedGroup>> by_owner(const std::vector<OwnerOptimizers::Group>& groups) {
+  std::map<int, std::vector<OwnedGroup>> shares;
+  for (const auto& group : groups) {
+    for (const auto& part : group.parameters) shares.try_emplace(part.owner().rank);
   }
-  for (const auto& [owner, parts] : by_owner) {
-    locals_.push_back(worker.remote(owner, make_local_optimizer, parts, spec));
+  for (const auto& group : groups) {
+    for (auto& [owner, share] : shares) {
+      OwnedGroup& own = share.emplace_back(OwnedGroup{{}, group.options});
+      for (const auto& part : group.parameters) {
+        if (part.owner().rank == owner) own.parameters.push_back(part);
+      }
+    }
+  }
+  return shares;
+}
+
+// What `call` returns; what it throws at once comes the same way.
+template <class Call>
+Future<void> guarded(Call call) {
+  try {
+    return call();
+  } catch (const Error& e) {
+    return make_error_future<void>(e);
   }
 }
 
-void OwnerOptimizers::step(dist_autograd::ContextId context, const CallOptions& options) {
-  std::vector<Future<void>> steps;
-  for (const auto& local : locals_) {
-    steps.push_back(
-        local.rpc_async(options, &LocalOptimizer::step, static_cast<uint64_t>(context)));
-  }
+// Waits for one call to each owner, and throws all that failed as one error.
+void wait_for_all(const char* operation, const std::vector<std::string>& owners,
+                  const std::vector<Future<void>>& calls) {
   std::optional<Error> first;
   std::string all;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    steps[i].wait_until(Deadline::never());  // the call has a deadline of its own
-    if (!steps[i].has_error()) continue;
-    const Error& error = steps[i].error();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i].wait_until(Deadline::never());  // the call has a deadline of its own
+    if (!calls[i].has_error()) continue;
+    const Error& error = calls[i].error();
     if (!first) first = error;
-    all += (all.empty() ? "" : "; ") + ("on '" + locals_[i].owner().name + "': ") + error.message();
+    all += (all.empty() ? "on '" : "; on '") + owners[i] +
+           "': " + std::string(name_of(error.code())) + ": " + error.message();
   }
   if (!first) return;
-  throw Error(first->code(), all).operation("DistributedOptimizer::step").advice(first->advice());
+  throw Error(first->code(), all)
+      .operation(operation)
+      .elapsed(first->elapsed())
+      .advice(first->advice());
+}
+
+}  // namespace
+
+OwnerOptimizers::OwnerOptimizers(Worker& worker, const std::vector<Group>& groups,
+                                 const OptimizerSpec& defaults, StepMode mode)
+    : room_(OptimRoom::of(worker)),
+      autograd_(dist_autograd::AutogradRoom::of(worker)),
+      mode_(mode) {
+  const dist_autograd::OutsideContext outside;
+  const bool consistent = mode == StepMode::kConsistent;
+  std::vector<Future<void>> made;
+  for (const auto& [rank, share] : by_owner(groups)) {
+    owners_.push_back(rank);
+    names_.push_back(worker.worker_info(WorkerTarget(rank)).name);
+    made.push_back(guarded([&, owner = rank, &owned = share] {
+      locals_.push_back(worker.remote(owner, make_local_optimizer, defaults, owned, consistent));
+      return locals_.back().rpc_async(&LocalOptimizer::size).then([](int64_t) {});
+    }));
+  }
+  if (owners_.empty()) {
+    throw Error(Code::kInvalidArgument, "no parameters").operation("DistributedOptimizer");
+  }
+  wait_for_all("DistributedOptimizer", names_, made);
+}
+
+uint64_t OwnerOptimizers::step(dist_autograd::ContextId context, const CallOptions& options) {
+  const dist_autograd::OutsideContext outside;
+  const auto apply = [&] {
+    std::vector<Future<void>> steps;
+    for (const auto& local : locals_) {
+      steps.push_back(guarded([&] {
+        return local.rpc_async(options, &LocalOptimizer::step, static_cast<uint64_t>(context));
+      }));
+    }
+    wait_for_all("DistributedOptimizer::step", names_, steps);
+  };
+  if (mode_ == StepMode::kHogwild) return apply(), 0;
+  if (const auto state = autograd_->find(context)) state->finished = true;
+  const auto key = room_->new_key();
+  const EndOfStep end(*room_, key);
+  const uint64_t number = room_->begin_step(key, context, owners_, options);
+  apply();
+  return number;
 }
 
 }  // namespace farspan::optim

@@ -4,6 +4,8 @@
 // Source: torch.distributed.optim.DistributedOptimizer.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,9 @@
 
 namespace farspan {
 
+// References to lists of tensors; each list lies on one worker.
+using ParameterRRefs = std::vector<RRef<std::vector<at::Tensor>>>;
+
 // The parameters of a module that lives elsewhere, as a reference to its owner's own tensors. The
 // module's class must have registered its inherited method:
 //   FARSPAN_REGISTER_METHODS(Net, forward, parameters);
@@ -22,24 +27,48 @@ RRef<std::vector<at::Tensor>> parameter_rrefs(const RRef<T>& module) {
   return module.remote(&pointee_t<T>::parameters, true);
 }
 
+// What a step does about other trainers of the same parameters.
+enum class StepMode {
+  // Steps at once. The gradients of a trainer whose backward pass is under way meanwhile mix old
+  // and new values; nothing throws.
+  kHogwild,
+  // Waits until no other context is using parameters of these owners; contexts that come later wait
+  // for the step. All gradients are of one version of all parameters, and the result equals that of
+  // a serial program. All trainers of these parameters must have chosen it. optim/README.md.
+  kConsistent,
+};
+
+struct DistributedOptimizerOptions {
+  StepMode mode = StepMode::kHogwild;
+};
+
 namespace optim {
 
 // The part of DistributedOptimizer that does not depend on the kind of optimizer.
 class OwnerOptimizers {
  public:
-  OwnerOptimizers(Worker& worker, const std::vector<RRef<std::vector<at::Tensor>>>& parameters,
-                  const OptimizerSpec& spec);
-  void step(dist_autograd::ContextId context, const CallOptions& options);
+  struct Group {
+    ParameterRRefs parameters;
+    std::optional<OptimizerSpec> options;
+  };
+  OwnerOptimizers(Worker& worker, const std::vector<Group>& groups, const OptimizerSpec& defaults,
+                  StepMode mode);
+  uint64_t step(dist_autograd::ContextId context, const CallOptions& options);
 
  private:
+  const std::shared_ptr<OptimRoom> room_;
+  const std::shared_ptr<dist_autograd::AutogradRoom> autograd_;
+  const StepMode mode_;
   std::vector<LocalOptimizerRef> locals_;  // one for each owner
+  std::vector<int64_t> owners_;            // their ranks
+  std::vector<std::string> names_;         // likewise
 };
 
 }  // namespace optim
 
 // Keeps one local optimizer of type Opt on each owner: torch::optim's SGD, Adam, AdamW, Adagrad or
 // RMSprop. Several trainers may have optimizers over the same parameters, and step at any time: see
-// LocalOptimizer for what their gradients are of then.
+// StepMode for what their gradients are of then.
 //
 // Threading: step() from any thread.
 template <class Opt>
@@ -50,24 +79,53 @@ class DistributedOptimizer {
                 "(LBFGS evaluates the model many times within one step)");
   using Options = typename optim::OptionsOf<Opt>::type;
 
-  // `parameters`: references to lists of tensors; a list lies on one worker.
-  //   throws  Error: what making a local optimizer threw
-  DistributedOptimizer(std::vector<RRef<std::vector<at::Tensor>>> parameters,
-                       const Options& options)
-      : DistributedOptimizer(current_worker(), std::move(parameters), options) {}
-  DistributedOptimizer(RRef<std::vector<at::Tensor>> parameters, const Options& options)
-      : DistributedOptimizer(std::vector{std::move(parameters)}, options) {}
-  DistributedOptimizer(Worker& worker, std::vector<RRef<std::vector<at::Tensor>>> parameters,
-                       const Options& options)
-      : owners_(worker, parameters, optim::spec_of(options)) {}
+  // Parameters with options of their own, as torch::optim::OptimizerParamGroup: a learning rate for
+  // some layers, say. They may lie on several workers.
+  struct Group {
+    ParameterRRefs parameters;
+    std::optional<Options> options = std::nullopt;  // absent: the optimizer's
+  };
 
-  // Applies the gradients of a context, on all owners at once, and waits for them.
-  //   throws  Error: all that failed; its message lists each owner
-  void step(const dist_autograd::Context& context, const CallOptions& options = {}) {
-    owners_.step(context.id(), options);
+  //   throws  Error: all that failed, by owner: kInvalidArgument (no parameters, one given twice, a
+  //           tensor that requires no gradient, options that LibTorch refuses), kDisconnected, ...
+  DistributedOptimizer(ParameterRRefs parameters, const Options& options,
+                       const DistributedOptimizerOptions& how = {})
+      : DistributedOptimizer(current_worker(), std::move(parameters), options, how) {}
+  DistributedOptimizer(RRef<std::vector<at::Tensor>> parameters, const Options& options,
+                       const DistributedOptimizerOptions& how = {})
+      : DistributedOptimizer(ParameterRRefs{std::move(parameters)}, options, how) {}
+  DistributedOptimizer(Worker& worker, ParameterRRefs parameters, const Options& options,
+                       const DistributedOptimizerOptions& how = {})
+      : DistributedOptimizer(worker, std::vector{Group{std::move(parameters)}}, options, how) {}
+  DistributedOptimizer(const std::vector<Group>& groups, const Options& options,
+                       const DistributedOptimizerOptions& how = {})
+      : DistributedOptimizer(current_worker(), groups, options, how) {}
+  DistributedOptimizer(Worker& worker, const std::vector<Group>& groups, const Options& options,
+                       const DistributedOptimizerOptions& how = {})
+      : owners_(worker, specs_of(groups), optim::spec_of(options), how.mode) {}
+
+  // Applies the gradients of a context, on all owners at once, and waits for them. In consistent
+  // mode it finishes the context: what is called later in it is not recorded.
+  //   options  the timeout covers waiting for other contexts, and then again applying
+  //   returns  in consistent mode the number of the step in the job, 1, 2, ... in the order in
+  //   which
+  //            owners apply them; else 0
+  //   throws   Error: kTimeout (consistent: names the contexts that it waited for; nothing was
+  //            applied), or all that failed, by owner: then others have applied it
+  uint64_t step(const dist_autograd::Context& context, const CallOptions& options = {}) {
+    return owners_.step(context.id(), options);
   }
 
  private:
+  static std::vector<optim::OwnerOptimizers::Group> specs_of(const std::vector<Group>& groups) {
+    std::vector<optim::OwnerOptimizers::Group> all;
+    for (const Group& group : groups) {
+      all.push_back({group.parameters, std::nullopt});
+      if (group.options) all.back().options = optim::spec_of(*group.options);
+    }
+    return all;
+  }
+
   optim::OwnerOptimizers owners_;
 };
 

@@ -1,12 +1,19 @@
 #include <farspan/optim/optimizer_spec.h>
 
+#include <tuple>
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
 
 namespace farspan::optim {
 
-OptimizerSpec spec_of(const torch::optim::SGDOptions& o) {
+using torch::optim::AdagradOptions;
+using torch::optim::AdamOptions;
+using torch::optim::AdamWOptions;
+using torch::optim::RMSpropOptions;
+using torch::optim::SGDOptions;
+
+OptimizerSpec spec_of(const SGDOptions& o) {
   return {"SGD",
           {{"lr", o.lr()},
            {"momentum", o.momentum()},
@@ -15,7 +22,7 @@ OptimizerSpec spec_of(const torch::optim::SGDOptions& o) {
            {"nesterov", o.nesterov()}}};
 }
 
-OptimizerSpec spec_of(const torch::optim::AdamOptions& o) {
+OptimizerSpec spec_of(const AdamOptions& o) {
   return {"Adam",
           {{"lr", o.lr()},
            {"beta1", std::get<0>(o.betas())},
@@ -25,7 +32,7 @@ OptimizerSpec spec_of(const torch::optim::AdamOptions& o) {
            {"amsgrad", o.amsgrad()}}};
 }
 
-OptimizerSpec spec_of(const torch::optim::AdamWOptions& o) {
+OptimizerSpec spec_of(const AdamWOptions& o) {
   return {"AdamW",
           {{"lr", o.lr()},
            {"beta1", std::get<0>(o.betas())},
@@ -35,7 +42,7 @@ OptimizerSpec spec_of(const torch::optim::AdamWOptions& o) {
            {"amsgrad", o.amsgrad()}}};
 }
 
-OptimizerSpec spec_of(const torch::optim::AdagradOptions& o) {
+OptimizerSpec spec_of(const AdagradOptions& o) {
   return {"Adagrad",
           {{"lr", o.lr()},
            {"lr_decay", o.lr_decay()},
@@ -44,7 +51,7 @@ OptimizerSpec spec_of(const torch::optim::AdagradOptions& o) {
            {"eps", o.eps()}}};
 }
 
-OptimizerSpec spec_of(const torch::optim::RMSpropOptions& o) {
+OptimizerSpec spec_of(const RMSpropOptions& o) {
   return {"RMSprop",
           {{"lr", o.lr()},
            {"alpha", o.alpha()},
@@ -54,55 +61,119 @@ OptimizerSpec spec_of(const torch::optim::RMSpropOptions& o) {
            {"centered", o.centered()}}};
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerSpec& spec,
-                                                        std::vector<at::Tensor> parameters) {
-  const auto get = [&](const char* name) {
-    const auto found = spec.options.find(name);
-    if (found != spec.options.end()) return found->second;
-    throw Error(Code::kInvalidArgument, spec.kind + " without its option '" + name + "'");
-  };
-  const auto flag = [&](const char* name) { return get(name) != 0; };
-  using namespace torch::optim;
-  if (spec.kind == "SGD") {
-    return std::make_unique<SGD>(std::move(parameters), SGDOptions(get("lr"))
-                                                            .momentum(get("momentum"))
-                                                            .dampening(get("dampening"))
-                                                            .weight_decay(get("weight_decay"))
-                                                            .nesterov(flag("nesterov")));
+namespace {
+
+// Reads a spec's options by name.
+class SpecReader {
+ public:
+  explicit SpecReader(const OptimizerSpec& spec) : spec_(spec) {}
+  double get(const char* name) const {
+    const auto found = spec_.options.find(name);
+    if (found != spec_.options.end()) return found->second;
+    throw Error(Code::kInvalidArgument, spec_.kind + " without its option '" + name + "'");
   }
-  const auto betas = [&] { return std::make_tuple(get("beta1"), get("beta2")); };
-  if (spec.kind == "Adam") {
-    return std::make_unique<Adam>(std::move(parameters), AdamOptions(get("lr"))
-                                                             .betas(betas())
-                                                             .eps(get("eps"))
-                                                             .weight_decay(get("weight_decay"))
-                                                             .amsgrad(flag("amsgrad")));
+  bool flag(const char* name) const { return get(name) != 0; }
+  std::tuple<double, double> betas() const { return {get("beta1"), get("beta2")}; }
+
+ private:
+  const OptimizerSpec& spec_;
+};
+
+template <class Options>
+Options options_of(const OptimizerSpec& spec);
+
+template <>
+SGDOptions options_of(const OptimizerSpec& spec) {
+  const SpecReader in(spec);
+  return SGDOptions(in.get("lr"))
+      .momentum(in.get("momentum"))
+      .dampening(in.get("dampening"))
+      .weight_decay(in.get("weight_decay"))
+      .nesterov(in.flag("nesterov"));
+}
+
+template <class Options>
+Options adam_options(const OptimizerSpec& spec) {
+  const SpecReader in(spec);
+  return Options(in.get("lr"))
+      .betas(in.betas())
+      .eps(in.get("eps"))
+      .weight_decay(in.get("weight_decay"))
+      .amsgrad(in.flag("amsgrad"));
+}
+template <>
+AdamOptions options_of(const OptimizerSpec& spec) {
+  return adam_options<AdamOptions>(spec);
+}
+template <>
+AdamWOptions options_of(const OptimizerSpec& spec) {
+  return adam_options<AdamWOptions>(spec);
+}
+
+template <>
+AdagradOptions options_of(const OptimizerSpec& spec) {
+  const SpecReader in(spec);
+  return AdagradOptions(in.get("lr"))
+      .lr_decay(in.get("lr_decay"))
+      .weight_decay(in.get("weight_decay"))
+      .initial_accumulator_value(in.get("initial_accumulator_value"))
+      .eps(in.get("eps"));
+}
+
+template <>
+RMSpropOptions options_of(const OptimizerSpec& spec) {
+  const SpecReader in(spec);
+  return RMSpropOptions(in.get("lr"))
+      .alpha(in.get("alpha"))
+      .eps(in.get("eps"))
+      .weight_decay(in.get("weight_decay"))
+      .momentum(in.get("momentum"))
+      .centered(in.flag("centered"));
+}
+
+template <class Opt>
+std::unique_ptr<torch::optim::Optimizer> make(const OptimizerSpec& defaults,
+                                              const std::vector<LocalGroup>& groups) {
+  using Options = typename OptionsOf<Opt>::type;
+  std::vector<torch::optim::OptimizerParamGroup> all;
+  for (const LocalGroup& group : groups) {
+    if (!group.options) {
+      all.emplace_back(group.parameters);
+      continue;
+    }
+    if (group.options->kind != defaults.kind) {
+      throw Error(Code::kInvalidArgument, "a group with options of " + group.options->kind +
+                                              " in an optimizer of kind " + defaults.kind);
+    }
+    // LibTorch checks only the options of an optimizer, not those of its groups.
+    const Options options = options_of<Options>(*group.options);
+    Opt(std::vector<at::Tensor>(), options);
+    all.emplace_back(group.parameters, std::make_unique<Options>(options));
   }
-  if (spec.kind == "AdamW") {
-    return std::make_unique<AdamW>(std::move(parameters), AdamWOptions(get("lr"))
-                                                              .betas(betas())
-                                                              .eps(get("eps"))
-                                                              .weight_decay(get("weight_decay"))
-                                                              .amsgrad(flag("amsgrad")));
-  }
-  if (spec.kind == "Adagrad") {
-    return std::make_unique<Adagrad>(
-        std::move(parameters), AdagradOptions(get("lr"))
-                                   .lr_decay(get("lr_decay"))
-                                   .weight_decay(get("weight_decay"))
-                                   .initial_accumulator_value(get("initial_accumulator_value"))
-                                   .eps(get("eps")));
-  }
-  if (spec.kind == "RMSprop") {
-    return std::make_unique<RMSprop>(std::move(parameters), RMSpropOptions(get("lr"))
-                                                                .alpha(get("alpha"))
-                                                                .eps(get("eps"))
-                                                                .weight_decay(get("weight_decay"))
-                                                                .momentum(get("momentum"))
-                                                                .centered(flag("centered")));
-  }
-  throw Error(Code::kInvalidArgument, "no optimizer is called '" + spec.kind + "'")
+  return std::make_unique<Opt>(std::move(all), options_of<Options>(defaults));
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_of_kind(const OptimizerSpec& defaults,
+                                                      const std::vector<LocalGroup>& groups) {
+  if (defaults.kind == "SGD") return make<torch::optim::SGD>(defaults, groups);
+  if (defaults.kind == "Adam") return make<torch::optim::Adam>(defaults, groups);
+  if (defaults.kind == "AdamW") return make<torch::optim::AdamW>(defaults, groups);
+  if (defaults.kind == "Adagrad") return make<torch::optim::Adagrad>(defaults, groups);
+  if (defaults.kind == "RMSprop") return make<torch::optim::RMSprop>(defaults, groups);
+  throw Error(Code::kInvalidArgument, "no optimizer is called '" + defaults.kind + "'")
       .advice("use SGD, Adam, AdamW, Adagrad or RMSprop");
+}
+
+}  // namespace
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerSpec& defaults,
+                                                        const std::vector<LocalGroup>& groups) {
+  try {
+    return make_of_kind(defaults, groups);
+  } catch (const c10::Error& e) {
+    throw Error(Code::kInvalidArgument, e.what_without_backtrace())
+        .operation("making the optimizer " + defaults.kind);
+  }
 }
 
 }  // namespace farspan::optim

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,16 @@ OptimizerSpec spec_of(const torch::optim::AdamWOptions& options);
 OptimizerSpec spec_of(const torch::optim::AdagradOptions& options);
 OptimizerSpec spec_of(const torch::optim::RMSpropOptions& options);
 
-//   throws  Error kInvalidArgument: an unknown kind, or options that LibTorch refuses
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerSpec& spec,
-                                                        std::vector<at::Tensor> parameters);
+// Parameters of one worker; with options of their own, or the optimizer's.
+struct LocalGroup {
+  std::vector<at::Tensor> parameters;
+  std::optional<OptimizerSpec> options;
+};
+
+//   throws  Error kInvalidArgument: an unknown kind, a group of another kind, or what LibTorch
+//           refuses (a negative learning rate, a parameter that is no leaf)
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerSpec& defaults,
+                                                        const std::vector<LocalGroup>& groups);
 
 // The options type of an optimizer that can be distributed. LBFGS cannot: it calls the model again
 // and again within one step.

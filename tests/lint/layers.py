@@ -28,7 +28,7 @@ SIBLINGS = {"c10d/backends", "c10d/ddp"}  # neither includes the other
 # These must not see LibTorch, neither directly nor through a room that does.
 WITHOUT_LIBTORCH = (
     "c10d/base/", "c10d/net/", "c10d/store/", "rpc/wire/", "rpc/transport/", "rpc/agent/",
-    "rref/id.h", "rref/protocol", "autograd/pass", "autograd/ended_passes")
+    "rref/id.h", "rref/protocol", "autograd/pass", "autograd/ended_passes", "optim/step_gate")
 GENERATED = re.compile(r"\.capnp\.h$")  # schemas know nothing of LibTorch
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)

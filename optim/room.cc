@@ -1,0 +1,359 @@
+#include <farspan/optim/room.h>
+
+#include <algorithm>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/rpc/call/register.h>
+#include <farspan/rpc/rpc.h>
+
+namespace farspan::optim {
+namespace {
+
+constexpr int kGateKeeper = 0;  // the rank of the worker that holds the job's StepGate
+
+OptimRoom& here() { return *OptimRoom::of(current_worker()); }
+
+// What rank 0 is asked, as functions. The gate answers in time for the caller to hear why.
+Future<uint64_t> gate_enter(uint64_t context) {
+  const agent::CallContext& call = agent::current_call();
+  return here().on_enter(call.from, OptimRoom::ContextId(context), call.deadline);
+}
+void gate_adopt(uint64_t context) {
+  here().on_adopt(agent::current_call().from, OptimRoom::ContextId(context));
+}
+void gate_leave(uint64_t context) {
+  here().on_leave(agent::current_call().from, OptimRoom::ContextId(context));
+}
+Future<uint64_t> gate_begin_step(uint64_t key, uint64_t context,
+                                 const std::vector<int64_t>& owners) {
+  const agent::CallContext& call = agent::current_call();
+  return here().on_begin(call.from, OptimRoom::StepKey(key), OptimRoom::ContextId(context), owners,
+                         call.deadline);
+}
+void gate_end_step(uint64_t key) {
+  here().on_end(agent::current_call().from, OptimRoom::StepKey(key));
+}
+
+FARSPAN_REGISTER_AS("farspan::optim::gate_enter", gate_enter);
+FARSPAN_REGISTER_AS("farspan::optim::gate_adopt", gate_adopt);
+FARSPAN_REGISTER_AS("farspan::optim::gate_leave", gate_leave);
+FARSPAN_REGISTER_AS("farspan::optim::gate_begin_step", gate_begin_step);
+FARSPAN_REGISTER_AS("farspan::optim::gate_end_step", gate_end_step);
+
+uint64_t number(OptimRoom::ContextId context) { return static_cast<uint64_t>(context); }
+
+}  // namespace
+
+void OptimRoom::install(Worker& worker) {
+  std::shared_ptr<OptimRoom> room(new OptimRoom(worker));
+  worker.put_room(RoomId::kOptim, room);
+  dist_autograd::AutogradRoom::of(worker)->set_gate(room);
+  room->listen();
+}
+
+std::shared_ptr<OptimRoom> OptimRoom::of(Worker& worker) {
+  if (auto* room = static_cast<OptimRoom*>(worker.room(RoomId::kOptim))) {
+    return room->shared_from_this();
+  }
+  throw Error(Code::kInvalidArgument,
+              "worker '" + worker.name() + "' has no distributed optimizers")
+      .advice("make workers with init_rpc");
+}
+
+OptimRoom::OptimRoom(Worker& worker)
+    : worker_(worker.weak_from_this()),
+      messenger_(worker.share_messenger()),
+      gate_([messenger = worker.share_messenger()](int rank) {
+        const auto& workers = messenger->workers();
+        const auto at = static_cast<size_t>(rank);
+        return at < workers.size() ? workers[at].name : "rank " + std::to_string(rank);
+      }) {}
+
+void OptimRoom::listen() {
+  if (messenger_->self().rank != kGateKeeper) return;
+  messenger_->on_worker_lost([weak = weak_from_this()](int rank, const Error& why) {
+    const auto room = weak.lock();
+    if (!room) return;
+    room->messenger_->run([room, rank, why] {
+      room->drive([&](GateActions& actions) FARSPAN_REQUIRES(room->gate_mutex_) {
+        std::erase_if(room->steps_, [&](const auto& step) { return step.first.first == rank; });
+        room->gate_.lose_worker(rank, why, actions);
+      });
+    });
+  });
+}
+
+std::shared_ptr<Worker> OptimRoom::worker() const {
+  if (auto worker = worker_.lock()) return worker;
+  throw Error(Code::kShutdown, "the worker is gone").operation("consistent step");
+}
+
+// What it waits for has a deadline of its own.
+void OptimRoom::wait(FutureCore& answer) const {
+  const int from = messenger_->self().rank == kGateKeeper ? -1 : kGateKeeper;
+  messenger_->wait(answer, Deadline::never(), from);
+}
+
+// --- As an owner.
+
+void OptimRoom::guard_parameters() {
+  Promise<void> done;
+  Future<void> guarded;
+  bool first = false;
+  {
+    MutexLock lock(mutex_);
+    first = guards_.fetch_add(1) == 0;
+    if (first) guarded_ = done.future();
+    guarded = guarded_;
+  }
+  if (first) {
+    try {
+      adopt_contexts();
+      done.set_value();
+    } catch (...) {
+      done.set_exception(std::current_exception());
+    }
+  }
+  if (!guarded.ready()) wait(*guarded.state());
+  try {
+    guarded.value();
+  } catch (const Error&) {
+    unguard_parameters();
+    throw;
+  }
+}
+
+// Those that are here already may have used the parameters: they count as inside.
+void OptimRoom::adopt_contexts() {
+  const auto here = worker();
+  const auto autograd = dist_autograd::AutogradRoom::of(*here);
+  const dist_autograd::OutsideContext outside;
+  for (const ContextId context : autograd->contexts()) {
+    {
+      MutexLock lock(mutex_);
+      if (!entered_.emplace(context, make_ready_future<uint64_t>(0)).second) continue;
+    }
+    if (here->rank() == kGateKeeper) {
+      on_adopt(here->rank(), context);
+    } else {
+      here->rpc_sync(kGateKeeper, gate_adopt, number(context));
+    }
+    if (!autograd->find(context)) released(context);
+  }
+}
+
+void OptimRoom::unguard_parameters() noexcept { guards_.fetch_sub(1); }
+
+Future<uint64_t> OptimRoom::ask_to_enter(Worker& here, ContextId context) {
+  if (here.rank() == kGateKeeper) return on_enter(here.rank(), context, here.deadline_for({}));
+  return here.rpc_async(kGateKeeper, gate_enter, number(context));
+}
+
+bool OptimRoom::enter(ContextId context) {
+  if (guards_.load() == 0) return false;
+  Promise<uint64_t> answer;
+  Future<uint64_t> entry;
+  bool ask = false;
+  {
+    MutexLock lock(mutex_);
+    Future<uint64_t>& known = entered_[context];
+    ask = !known.valid() || known.has_error();
+    if (ask) known = answer.future();
+    entry = known;
+  }
+  if (ask) {
+    const auto here = worker();
+    const dist_autograd::OutsideContext outside;
+    try {
+      const auto asked = ask_to_enter(*here, context);
+      asked.on_ready([asked, answer] { answer.take(asked); });
+    } catch (...) {
+      answer.set_exception(std::current_exception());
+    }
+  }
+  if (!entry.ready()) wait(*entry.state());
+  entry.value();
+  return ask;
+}
+
+void OptimRoom::released(ContextId context) noexcept {
+  Future<uint64_t> entry;
+  {
+    MutexLock lock(mutex_);
+    const auto found = entered_.find(context);
+    if (found == entered_.end()) return;
+    entry = std::move(found->second);
+    entered_.erase(found);
+  }
+  // After the answer, or leaving might overtake entering.
+  entry.on_ready([weak = weak_from_this(), context] {
+    const auto room = weak.lock();
+    if (!room) return;
+    try {
+      const auto here = room->worker();
+      const dist_autograd::OutsideContext outside;
+      if (here->rank() == kGateKeeper) {
+        room->on_leave(here->rank(), context);
+      } else {
+        here->rpc_async(kGateKeeper, gate_leave, number(context));
+      }
+    } catch (const Error& e) {
+      if (e.code() != Code::kShutdown) log(LogLevel::kWarning, "optim", e.what());
+    }
+  });
+}
+
+// --- As a trainer.
+
+uint64_t OptimRoom::begin_step(StepKey key, ContextId context, const std::vector<int64_t>& owners,
+                               const CallOptions& options) {
+  const auto here = worker();
+  if (here->rank() != kGateKeeper) {
+    return here->rpc_sync(kGateKeeper, options, gate_begin_step, static_cast<uint64_t>(key),
+                          number(context), owners);
+  }
+  const auto turn = on_begin(here->rank(), key, context, owners, here->deadline_for(options));
+  wait(*turn.state());
+  return turn.value();
+}
+
+void OptimRoom::end_step(StepKey key) noexcept {
+  try {
+    const auto here = worker();
+    if (here->rank() == kGateKeeper) {
+      on_end(here->rank(), key);
+    } else {
+      here->rpc_async(kGateKeeper, gate_end_step, static_cast<uint64_t>(key));
+    }
+  } catch (const Error& e) {
+    if (e.code() != Code::kShutdown) log(LogLevel::kWarning, "optim", e.what());
+  }
+}
+
+// --- As the keeper of the gate.
+
+template <class Fn>
+void OptimRoom::drive(Fn&& fn) {
+  GateActions actions;
+  std::vector<std::pair<Promise<uint64_t>, std::variant<uint64_t, Error>>> answers;
+  std::vector<agent::TimerId> timers;
+  {
+    MutexLock lock(gate_mutex_);
+    fn(actions);
+    const auto take = [&](Ticket ticket) FARSPAN_REQUIRES(gate_mutex_) {
+      auto waiting = waiting_.extract(ticket);
+      if (!waiting) return;
+      if (waiting.mapped().timer) timers.push_back(waiting.mapped().timer);
+      answers.emplace_back(std::move(waiting.mapped().answer), uint64_t{0});
+    };
+    for (auto& action : actions) {
+      const size_t before = answers.size();
+      if (const auto* granted = std::get_if<Granted>(&action)) {
+        take(granted->ticket);
+        if (answers.size() > before) answers.back().second = granted->number;
+      } else {
+        const auto& refused = std::get<Refused>(action);
+        take(refused.ticket);
+        if (answers.size() > before) answers.back().second = refused.why;
+      }
+    }
+  }
+  for (const agent::TimerId timer : timers) messenger_->cancel(timer);
+  for (auto& [promise, answer] : answers) {
+    if (const auto* turn = std::get_if<uint64_t>(&answer)) {
+      promise.set_value(*turn);
+    } else {
+      promise.set_error(std::get<Error>(answer));
+    }
+  }
+}
+
+template <class Request>
+Future<uint64_t> OptimRoom::ask(Request&& request, Deadline deadline) {
+  const Promise<uint64_t> promise;
+  const auto answer = promise.future();
+  Ticket ticket = 0;
+  drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+    ticket = request(actions);
+    waiting_.emplace(ticket, Waiting{promise});
+  });
+  if (answer.ready() || deadline.is_never()) return answer;
+  // A little before the caller gives up by himself, who could not say why.
+  const auto now = messenger_->now();
+  const auto left = deadline.remaining(now);
+  const auto at = now + left - std::min<Clock::duration>(left / 8, Millis(250));
+  const auto timer = messenger_->call_at(at, [weak = weak_from_this(), ticket] {
+    if (const auto room = weak.lock()) {
+      room->messenger_->run([room, ticket] { room->expire(ticket); });
+    }
+  });
+  bool late = true;
+  {
+    MutexLock lock(gate_mutex_);
+    const auto waiting = waiting_.find(ticket);
+    if (waiting != waiting_.end()) {
+      waiting->second.timer = timer;
+      late = false;
+    }
+  }
+  if (late) messenger_->cancel(timer);
+  return answer;
+}
+
+void OptimRoom::expire(Ticket ticket) {
+  drive([&](GateActions& actions)
+            FARSPAN_REQUIRES(gate_mutex_) { gate_.expire(ticket, messenger_->now(), actions); });
+}
+
+Future<uint64_t> OptimRoom::on_enter(int owner, ContextId context, Deadline deadline) {
+  return ask([&](GateActions& actions) FARSPAN_REQUIRES(
+                 gate_mutex_) { return gate_.enter(context, owner, messenger_->now(), actions); },
+             deadline);
+}
+
+void OptimRoom::on_adopt(int owner, ContextId context) {
+  MutexLock lock(gate_mutex_);
+  gate_.adopt(context, owner, messenger_->now());
+}
+
+void OptimRoom::on_leave(int owner, ContextId context) {
+  drive([&](GateActions& actions)
+            FARSPAN_REQUIRES(gate_mutex_) { gate_.leave(context, owner, actions); });
+}
+
+Future<uint64_t> OptimRoom::on_begin(int trainer, StepKey key, ContextId context,
+                                     const std::vector<int64_t>& owners, Deadline deadline) {
+  return ask(
+      [&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+        const Ticket ticket = gate_.request_step(context, trainer, {owners.begin(), owners.end()},
+                                                 messenger_->now(), actions);
+        steps_[{trainer, key}] = ticket;
+        return ticket;
+      },
+      deadline);
+}
+
+void OptimRoom::on_end(int trainer, StepKey key) {
+  std::map<Ticket, Waiting>::node_type given_up;  // nobody listens to its promise any more
+  drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+    const auto found = steps_.find({trainer, key});
+    if (found == steps_.end()) return;
+    given_up = waiting_.extract(found->second);
+    gate_.step_done(found->second, actions);
+    steps_.erase(found);
+  });
+  if (given_up && given_up.mapped().timer) messenger_->cancel(given_up.mapped().timer);
+}
+
+GateCounters OptimRoom::counters() const {
+  MutexLock lock(gate_mutex_);
+  return gate_.counters();
+}
+
+void OptimRoom::end() {
+  std::map<Ticket, Waiting> waiting;  // their promises end with kCancelled, outside the lock
+  MutexLock lock(gate_mutex_);
+  waiting.swap(waiting_);
+}
+
+}  // namespace farspan::optim

@@ -1,0 +1,102 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// OptimRoom: a worker's part in consistent steps. As an owner of parameters it asks before a
+// context uses them; as a trainer it asks before a step. Rank 0 answers, from its StepGate.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <farspan/autograd/room.h>
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/optim/step_gate.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan::optim {
+
+// Threading: every method from any thread.
+class OptimRoom final : public WorkerRoom,
+                        public dist_autograd::ContextGate,
+                        public std::enable_shared_from_this<OptimRoom> {
+ public:
+  using ContextId = dist_autograd::ContextId;
+  // A step that a trainer asks for; unique at that trainer.
+  enum class StepKey : uint64_t {};
+
+  // After the worker's AutogradRoom.
+  static void install(Worker& worker);
+  //   throws  Error kInvalidArgument: this worker has none
+  static std::shared_ptr<OptimRoom> of(Worker& worker);
+
+  // From the first to the last of these two, contexts ask before they use what this worker owns.
+  //   throws  Error: rank 0 could not be asked
+  void guard_parameters();
+  void unguard_parameters() noexcept;
+
+  StepKey new_key() noexcept { return StepKey(next_key_.fetch_add(1)); }
+  // Waits for the turn of a step that changes parameters of these owners. Whatever comes of it,
+  // end_step() must follow.
+  //   returns  its number: 1, 2, ... in the order of the turns
+  //   throws   Error kTimeout: names the contexts, and their workers, that hold it up
+  uint64_t begin_step(StepKey key, ContextId context, const std::vector<int64_t>& owners,
+                      const CallOptions& options);
+  void end_step(StepKey key) noexcept;
+
+  // ContextGate
+  bool enter(ContextId context) override;
+  void released(ContextId context) noexcept override;
+
+  // What rank 0 is asked.
+  Future<uint64_t> on_enter(int owner, ContextId context, Deadline deadline);
+  void on_adopt(int owner, ContextId context);
+  void on_leave(int owner, ContextId context);
+  Future<uint64_t> on_begin(int trainer, StepKey key, ContextId context,
+                            const std::vector<int64_t>& owners, Deadline deadline);
+  void on_end(int trainer, StepKey key);
+
+  // Of the gate: all zero but on rank 0.
+  GateCounters counters() const;
+
+  // WorkerRoom
+  void end() override;
+
+ private:
+  // A request that the gate has not answered yet.
+  struct Waiting {
+    Promise<uint64_t> answer;
+    agent::TimerId timer = 0;
+  };
+
+  explicit OptimRoom(Worker& worker);
+  void listen();
+  std::shared_ptr<Worker> worker() const;
+  void wait(FutureCore& answer) const;
+  void adopt_contexts();
+  Future<uint64_t> ask_to_enter(Worker& here, ContextId context);
+  template <class Fn>
+  void drive(Fn&& fn);
+  template <class Request>
+  Future<uint64_t> ask(Request&& request, Deadline deadline);
+  void expire(Ticket ticket);
+
+  const std::weak_ptr<Worker> worker_;
+  const std::shared_ptr<agent::Messenger> messenger_;
+  std::atomic<uint64_t> next_key_{1};
+  std::atomic<int> guards_{0};
+
+  Mutex mutex_;
+  Future<void> guarded_ FARSPAN_GUARDED_BY(mutex_);  // since guards_ was zero
+  std::map<ContextId, Future<uint64_t>> entered_ FARSPAN_GUARDED_BY(mutex_);  // or asked to
+
+  mutable Mutex gate_mutex_;
+  StepGate gate_ FARSPAN_GUARDED_BY(gate_mutex_);
+  std::map<Ticket, Waiting> waiting_ FARSPAN_GUARDED_BY(gate_mutex_);
+  std::map<std::pair<int, StepKey>, Ticket> steps_ FARSPAN_GUARDED_BY(gate_mutex_);
+};
+
+}  // namespace farspan::optim

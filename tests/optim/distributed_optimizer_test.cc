@@ -1,0 +1,514 @@
+// The rules under test: optim/distributed_optimizer.h and optim/README.md. The oracle is
+// torch::optim, in one thread.
+#include <farspan/farspan.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <future>
+#include <thread>
+
+#include <farspan/autograd/room.h>
+#include <farspan/rpc/init/rooms.h>
+
+#include "support/workers.h"
+
+namespace farspan::testing {
+namespace {
+
+using at::Tensor;
+using dist_autograd::AutogradRoom;
+using dist_autograd::Context;
+using optim::OptimRoom;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using namespace torch::optim;
+
+constexpr DistributedOptimizerOptions kConsistently{.mode = StepMode::kConsistent};
+
+// [n, 4] -> [n, 4], and which version of the weights that was.
+struct Layer {
+  explicit Layer(int index) {
+    const Tensor ramp = at::arange(16, at::kFloat).reshape({4, 4});
+    weights = {at::sin(ramp * (index + 1)).set_requires_grad(true),
+               at::cos(at::arange(4, at::kFloat) + index).set_requires_grad(true)};
+    base = version();
+  }
+  int64_t version() const { return static_cast<int64_t>(weights[0]._version()); }
+  static Tensor apply(const std::vector<Tensor>& weights, const Tensor& x) {
+    return at::tanh(at::addmm(weights[1], x, weights[0]));
+  }
+  std::vector<Tensor> forward(const Tensor& x) {
+    const int64_t read = version() - base;
+    return {apply(weights, x), at::scalar_tensor(read, at::kLong)};
+  }
+  std::vector<Tensor> parameters(bool) const { return weights; }
+  std::vector<Tensor> weights;
+  int64_t base = 0;
+};
+std::vector<std::shared_ptr<Layer>> layers;  // by owner
+std::shared_ptr<Layer> lend_layer() {
+  return layers.at(static_cast<size_t>(current_worker().rank()));
+}
+struct NoParameters {
+  std::vector<Tensor> parameters(bool) const { throw std::runtime_error("there are none"); }
+};
+std::shared_ptr<NoParameters> lend_nothing() { return std::make_shared<NoParameters>(); }
+FARSPAN_REGISTER(lend_layer, lend_nothing);
+FARSPAN_REGISTER_METHODS(Layer, forward, parameters);
+FARSPAN_REGISTER_METHODS(NoParameters, parameters);
+
+Tensor batch(int trainer, int number) {
+  return at::sin(at::arange(12, at::kFloat).reshape({3, 4}) * (1 + trainer + 0.37 * number));
+}
+Tensor loss_of(const Tensor& y) { return (y * y).mean(); }
+
+// What one trainer holds of the layers on the first `owners` workers.
+struct Model {
+  explicit Model(int owners) {
+    for (int rank = 0; rank < owners; ++rank) {
+      parts.push_back(remote(rank, lend_layer));
+      parameters.push_back(parameter_rrefs(parts.back()));
+    }
+  }
+  // The versions read, in the order of the owners.
+  Tensor loss(Tensor x, std::vector<int64_t>* read = nullptr) const {
+    for (const auto& part : parts) {
+      const auto out = part.rpc_sync(&Layer::forward, x);
+      x = out[0];
+      if (read) read->push_back(out[1].item<int64_t>());
+    }
+    return loss_of(x);
+  }
+  std::vector<RRef<std::shared_ptr<Layer>>> parts;
+  ParameterRRefs parameters;
+};
+
+class DistributedOptimizerTest : public ::testing::Test {
+ protected:
+  DistributedOptimizerTest() {
+    at::set_num_threads(1);
+    for (int rank = 0; rank < workers.count(); ++rank) furnish(workers[rank]);
+    for (int owner = 0; owner < 3; ++owner) layers.push_back(std::make_shared<Layer>(owner));
+  }
+  // Each test ends with nobody inside the gate, and no context anywhere.
+  void TearDown() override {
+    const Deadline deadline = Deadline::after(seconds(10));
+    const auto left = [&] {
+      const auto gate = OptimRoom::of(workers[0])->counters();
+      size_t count = gate.contexts + gate.entries + gate.steps;
+      for (int rank = 0; rank < workers.count(); ++rank) {
+        count += AutogradRoom::of(workers[rank])->counters().contexts;
+      }
+      return count;
+    };
+    while (!stopped && left() > 0 && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+    if (!stopped) {
+      EXPECT_EQ(left(), 0u);
+    }
+    layers.clear();
+  }
+  // Runs `program` as worker `rank`, on a thread of its own.
+  template <class Program>
+  auto start(int rank, Program program) {
+    return std::async(std::launch::async, [this, rank, program] {
+      CurrentWorker current(workers[rank]);
+      return program();
+    });
+  }
+  Workers workers{{.count = 6, .transport = "loopback", .settings = {}, .reactor = {}}};
+  bool stopped = false;  // some worker was
+};
+
+struct Done {
+  int trainer, iteration;
+  uint64_t number;
+  std::vector<int64_t> read;
+};
+
+constexpr int kSteps = 500, kTrainers = 3, kFirstTrainer = 3;
+
+template <class Opt, class Options>
+std::vector<Done> train(int trainer, int owners, const Options& options,
+                        const DistributedOptimizerOptions& how) {
+  std::vector<Done> log;
+  const Model model(owners);
+  DistributedOptimizer<Opt> optimizer(model.parameters, options, how);
+  for (int i = 0; i < kSteps; ++i) {
+    Done done{trainer, i, 0, {}};
+    Context context;
+    context.backward({model.loss(batch(trainer, i), &done.read)});
+    done.number = optimizer.step(context);
+    log.push_back(done);
+  }
+  return log;
+}
+
+// Does again, in one thread, what the log says was done, and compares the parameters.
+template <class Opt, class Options>
+void expect_serial(const std::vector<Done>& log, int owners, const Options& options) {
+  std::vector<Tensor> now;
+  for (int owner = 0; owner < owners; ++owner) {
+    for (const Tensor& w : Layer(owner).weights) now.push_back(w);
+  }
+  const auto copy = [&] {
+    std::vector<Tensor> all;
+    for (const Tensor& w : now) all.push_back(w.detach().clone().set_requires_grad(true));
+    return all;
+  };
+  std::vector<std::vector<Tensor>> versions{copy()};
+  std::vector<std::unique_ptr<Opt>> optimizers;  // each trainer's
+  for (int i = 0; i < kTrainers; ++i) optimizers.push_back(std::make_unique<Opt>(now, options));
+  for (size_t i = 0; i < log.size(); ++i) {
+    const Done& done = log[i];
+    ASSERT_EQ(done.number, i + 1) << "each step has a number of its own";
+    for (const int64_t read : done.read) {
+      ASSERT_EQ(read, done.read[0]) << "all owners were read in one state";
+    }
+    ASSERT_LE(done.read[0], static_cast<int64_t>(i));
+    const auto& then = versions[static_cast<size_t>(done.read[0])];
+    Tensor x = batch(done.trainer, done.iteration);
+    for (size_t part = 0; part + 1 < then.size(); part += 2) {
+      x = Layer::apply({then[part], then[part + 1]}, x);
+    }
+    const auto gradients = torch::autograd::grad({loss_of(x)}, then);
+    for (size_t p = 0; p < now.size(); ++p) now[p].mutable_grad() = gradients[p];
+    optimizers[static_cast<size_t>(done.trainer - kFirstTrainer)]->step();
+    versions.push_back(copy());
+  }
+  for (int owner = 0; owner < owners; ++owner) {
+    for (size_t p = 0; p < 2; ++p) {
+      EXPECT_TRUE(at::equal(layers[static_cast<size_t>(owner)]->weights[p],
+                            now[2 * static_cast<size_t>(owner) + p]));
+    }
+  }
+}
+
+template <class Opt, class Options>
+std::vector<Done> train_all(Workers& workers, int owners, const Options& options,
+                            const DistributedOptimizerOptions& how) {
+  std::vector<std::future<std::vector<Done>>> trainers;
+  for (int trainer = kFirstTrainer; trainer < kFirstTrainer + kTrainers; ++trainer) {
+    trainers.push_back(std::async(std::launch::async, [&, trainer] {
+      CurrentWorker current(workers[trainer]);
+      return train<Opt>(trainer, owners, options, how);
+    }));
+  }
+  std::vector<Done> log;
+  for (auto& trainer : trainers) {
+    for (Done& done : trainer.get()) log.push_back(std::move(done));
+  }
+  std::sort(log.begin(), log.end(),
+            [](const Done& a, const Done& b) { return a.number < b.number; });
+  return log;
+}
+
+template <class Opt>
+class ThreeTrainers : public DistributedOptimizerTest {
+ protected:
+  static auto options() {
+    if constexpr (std::is_same_v<Opt, SGD>) return SGDOptions(0.05).momentum(0.9);
+    if constexpr (std::is_same_v<Opt, Adam>) return AdamOptions(0.01);
+    if constexpr (std::is_same_v<Opt, AdamW>) return AdamWOptions(0.01);
+    if constexpr (std::is_same_v<Opt, Adagrad>) return AdagradOptions(0.02);
+    if constexpr (std::is_same_v<Opt, RMSprop>) return RMSpropOptions(0.005).momentum(0.5);
+  }
+};
+using Optimizers = ::testing::Types<SGD, Adam, AdamW, Adagrad, RMSprop>;
+TYPED_TEST_SUITE(ThreeTrainers, Optimizers);
+
+TYPED_TEST(ThreeTrainers, HogwildStepsNeverThrow) {
+  const auto log = train_all<TypeParam>(this->workers, 2, this->options(), {});
+  EXPECT_EQ(log.size(), static_cast<size_t>(kTrainers * kSteps));
+  for (const Tensor& w : layers[0]->weights)
+    EXPECT_TRUE(at::isfinite(w).all().template item<bool>());
+}
+
+TYPED_TEST(ThreeTrainers, ConsistentStepsEqualASerialReplay) {
+  const auto log = train_all<TypeParam>(this->workers, 2, this->options(), kConsistently);
+  expect_serial<TypeParam>(log, 2, this->options());
+}
+
+using Consistent = DistributedOptimizerTest;
+
+TEST_F(Consistent, AStepNamesTheContextThatHoldsItUpAndAppliesNothing) {
+  CurrentWorker current(workers[3]);
+  const Model model(2);
+  DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1), kConsistently);
+  std::promise<void> used, go_on;
+  auto other = start(4, [&] {
+    const Model theirs(2);
+    Context context;
+    theirs.loss(batch(4, 0));
+    used.set_value();
+    go_on.get_future().wait();
+  });
+  used.get_future().wait();
+  {
+    Context context;
+    context.backward({model.loss(batch(3, 0))});
+    const auto begun = Clock::now();
+    try {
+      optimizer.step(context, {.timeout = milliseconds(400)});
+      ADD_FAILURE() << "it must wait for w4";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kTimeout);
+      EXPECT_THAT(e.what(), HasSubstr("of worker 'w4'"));
+      EXPECT_THAT(e.what(), HasSubstr("'w0', 'w1'"));
+      EXPECT_THAT(e.what(), Not(HasSubstr("'w2'")));
+    }
+    EXPECT_LT(Clock::now() - begun, seconds(5));
+    EXPECT_EQ(layers[0]->version(), layers[0]->base);
+    EXPECT_EQ(layers[1]->version(), layers[1]->base);
+    go_on.set_value();
+    other.get();
+    // Expect: it can be tried again.
+    EXPECT_EQ(optimizer.step(context), 1u);
+    EXPECT_EQ(layers[1]->version(), layers[1]->base + 1);
+  }
+}
+
+TEST_F(Consistent, ACallThatWaitsForAStepNamesWhatTheStepWaitsFor) {
+  CurrentWorker current(workers[3]);
+  const Model model(1);
+  DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1), kConsistently);
+  Context held;
+  model.loss(batch(3, 0));
+  auto stepping = start(4, [&] {
+    const Model theirs(1);
+    DistributedOptimizer<SGD> own(theirs.parameters, SGDOptions(0.1), kConsistently);
+    Context context;
+    context.backward({theirs.loss(batch(4, 0))});
+    EXPECT_THROW(own.step(context, {.timeout = seconds(2)}), Error);
+  });
+  auto late = start(5, [&] {
+    const Model theirs(1);
+    const Deadline deadline = Deadline::after(seconds(5));
+    while (OptimRoom::of(workers[0])->counters().steps == 0 && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    Context context;
+    try {
+      theirs.parts[0].rpc_sync(CallOptions{.timeout = milliseconds(400)}, &Layer::forward,
+                               batch(5, 0));
+      ADD_FAILURE() << "it must wait for the step";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kTimeout);
+      EXPECT_THAT(e.what(), HasSubstr("of worker 'w4'"));
+      EXPECT_THAT(e.what(), HasSubstr("of worker 'w3'"));
+    }
+  });
+  late.get();
+  stepping.get();
+}
+
+TEST_F(Consistent, AStepEndsItsContext) {
+  CurrentWorker current(workers[3]);
+  const Model model(2);
+  DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1), kConsistently);
+  Context context;
+  const Tensor loss = model.loss(batch(3, 0));
+  context.backward({loss}, {.mode = {}, .retain_graph = true, .timeout = {}});
+  optimizer.step(context);
+  EXPECT_THROW(context.backward({loss}), Error);
+  // Expect: what is called now is not recorded, and holds nobody up.
+  model.loss(batch(3, 1));
+  EXPECT_EQ(OptimRoom::of(workers[0])->counters().contexts, 0u);
+  start(4, [&] {
+    const Model theirs(2);
+    DistributedOptimizer<SGD> own(theirs.parameters, SGDOptions(0.1), kConsistently);
+    Context next;
+    next.backward({theirs.loss(batch(4, 0))});
+    EXPECT_EQ(own.step(next, {.timeout = seconds(10)}), 2u);
+  }).get();
+}
+
+// The owner trains, too: it uses its parameters without a call.
+TEST_F(Consistent, AContextOfTheOwnerCountsFromItsBeginning) {
+  CurrentWorker current(workers[1]);
+  const auto part = remote(1, lend_layer);
+  DistributedOptimizer<SGD> optimizer(parameter_rrefs(part), SGDOptions(0.1), kConsistently);
+  std::promise<void> used, go_on;
+  auto owner = start(1, [&] {
+    Context context;
+    const Tensor loss = loss_of(Layer::apply(layers[1]->weights, batch(1, 0)));
+    used.set_value();
+    go_on.get_future().wait();
+    EXPECT_NO_THROW(context.backward({loss}));
+    EXPECT_GT(optimizer.step(context), 0u);
+  });
+  used.get_future().wait();
+  auto trainer = start(4, [&] {
+    const auto theirs = remote(1, lend_layer);
+    DistributedOptimizer<SGD> own(parameter_rrefs(theirs), SGDOptions(0.1), kConsistently);
+    Context context;
+    context.backward({loss_of(theirs.rpc_sync(&Layer::forward, batch(4, 0))[0])});
+    EXPECT_THROW(own.step(context, {.timeout = milliseconds(300)}), Error);
+    go_on.set_value();
+    EXPECT_GT(own.step(context), 0u);
+  });
+  owner.get();
+  trainer.get();
+}
+
+// A context that used the parameters before anybody wanted consistent steps of them.
+TEST_F(Consistent, AContextThatIsUnderWayAlreadyIsWaitedFor) {
+  CurrentWorker current(workers[3]);
+  const Model model(2);
+  std::promise<void> made, go_on;
+  auto stepping = start(4, [&] {
+    go_on.get_future().wait();
+    const Model theirs(2);
+    DistributedOptimizer<SGD> own(theirs.parameters, SGDOptions(0.1), kConsistently);
+    Context context;
+    context.backward({theirs.loss(batch(4, 0))});
+    EXPECT_THROW(own.step(context, {.timeout = milliseconds(300)}), Error);
+    made.set_value();
+  });
+  Context context;
+  const Tensor loss = model.loss(batch(3, 0));
+  go_on.set_value();
+  made.get_future().wait();
+  EXPECT_NO_THROW(context.backward({loss}));
+  stepping.get();
+}
+
+TEST_F(Consistent, TheGateIsOpenAgainWhenNobodyWantsIt) {
+  CurrentWorker current(workers[3]);
+  {
+    const Model model(1);
+    DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1), kConsistently);
+    Context context;
+    model.loss(batch(3, 0));
+    EXPECT_EQ(OptimRoom::of(workers[0])->counters().contexts, 1u);
+  }
+  const Model model(1);
+  const Deadline deadline = Deadline::after(seconds(10));
+  size_t inside = 1;
+  while (inside > 0 && !deadline.expired()) {
+    Context context;
+    model.loss(batch(3, 0));
+    inside = OptimRoom::of(workers[0])->counters().contexts;
+  }
+  EXPECT_EQ(inside, 0u);
+}
+
+using Errors = DistributedOptimizerTest;
+
+TEST_F(Errors, OfAllOwnersOfAStepAreInOne) {
+  CurrentWorker current(workers[3]);
+  const Model model(3);
+  DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1));
+  Context context;
+  context.backward({model.loss(batch(3, 0))});
+  for (const int owner : {0, 2}) {
+    AutogradRoom::of(workers[owner])->find(context.id())->leaves->clear();
+    AutogradRoom::of(workers[owner])
+        ->find(context.id())
+        ->leaves->add(layers[static_cast<size_t>(owner)]->weights[0],
+                      at::ones({4, 4}, at::kComplexFloat));
+  }
+  const Tensor before = layers[1]->weights[0].detach().clone();
+  try {
+    optimizer.step(context);
+    FAIL() << "it must throw";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("on 'w0': "));
+    EXPECT_THAT(e.what(), HasSubstr("; on 'w2': "));
+    EXPECT_THAT(e.what(), Not(HasSubstr("'w1'")));
+    EXPECT_THAT(e.what(), HasSubstr("DistributedOptimizer::step"));
+  }
+  EXPECT_FALSE(at::equal(layers[1]->weights[0], before)) << "the third has stepped";
+}
+
+TEST_F(Errors, OfAllOwnersThatAreGoneAreInOne) {
+  CurrentWorker current(workers[3]);
+  const Model model(3);
+  DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1));
+  Context context;
+  context.backward({model.loss(batch(3, 0))});
+  stopped = true;
+  workers.agent(1).stop();
+  workers.agent(2).stop();
+  try {
+    optimizer.step(context, {.timeout = seconds(10)});
+    FAIL() << "it must throw";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("on 'w1': "));
+    EXPECT_THAT(e.what(), HasSubstr("on 'w2': "));
+    EXPECT_THAT(e.what(), Not(HasSubstr("on 'w0'")));
+  }
+}
+
+TEST_F(Errors, OfMakingAnOptimizerComeWithItAndNameTheOwners) {
+  CurrentWorker current(workers[3]);
+  ParameterRRefs parameters{parameter_rrefs(remote(0, lend_layer)),
+                            parameter_rrefs(remote(1, lend_nothing)),
+                            parameter_rrefs(remote(2, lend_nothing))};
+  try {
+    DistributedOptimizer<SGD> optimizer(parameters, SGDOptions(0.1));
+    FAIL() << "it must throw";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("on 'w1': "));
+    EXPECT_THAT(e.what(), HasSubstr("on 'w2': "));
+    EXPECT_THAT(e.what(), HasSubstr("there are none"));
+    EXPECT_THAT(e.what(), Not(HasSubstr("on 'w0'")));
+  }
+  EXPECT_THROW(DistributedOptimizer<SGD>(ParameterRRefs{}, SGDOptions(0.1)), Error);
+}
+
+TEST_F(Errors, OptionsThatLibTorchRefusesAreRefusedByName) {
+  CurrentWorker current(workers[3]);
+  const Model model(1);
+  try {
+    DistributedOptimizer<Adam> optimizer(model.parameters, AdamOptions(-1));
+    FAIL() << "it must throw";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::kInvalidArgument);
+    EXPECT_THAT(e.what(), HasSubstr("learning rate"));
+  }
+}
+
+// One group spans two owners; the oracle has the same groups.
+TEST_F(DistributedOptimizerTest, GroupsOverSeveralOwnersEqualThoseOfLibTorch) {
+  CurrentWorker current(workers[3]);
+  const Model model(3);
+  using Optimizer = DistributedOptimizer<Adam>;
+  Optimizer optimizer(std::vector<Optimizer::Group>{{{model.parameters[0], model.parameters[2]},
+                                                     AdamOptions(0.1).betas({0.5, 0.6})},
+                                                    {{model.parameters[1]}}},
+                      AdamOptions(0.01).weight_decay(0.1));
+  std::vector<Layer> local{Layer(0), Layer(1), Layer(2)};
+  std::vector<Tensor> first = local[0].weights;
+  first.insert(first.end(), local[2].weights.begin(), local[2].weights.end());
+  Adam oracle({OptimizerParamGroup(
+                   first, std::make_unique<AdamOptions>(AdamOptions(0.1).betas({0.5, 0.6}))),
+               OptimizerParamGroup(local[1].weights)},
+              AdamOptions(0.01).weight_decay(0.1));
+  for (int i = 0; i < 50; ++i) {
+    Context context;
+    context.backward({model.loss(batch(3, i))});
+    optimizer.step(context);
+    Tensor x = batch(3, i);
+    for (const Layer& layer : local) x = Layer::apply(layer.weights, x);
+    oracle.zero_grad();
+    torch::autograd::backward({loss_of(x)});
+    oracle.step();
+  }
+  for (size_t owner = 0; owner < 3; ++owner) {
+    for (size_t p = 0; p < 2; ++p) {
+      EXPECT_TRUE(at::equal(layers[owner]->weights[p], local[owner].weights[p]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
