@@ -75,7 +75,7 @@ class Connection final : public net::Source, public ReplyRoute {
   bool wait(FutureCore& future, Deadline deadline);
 
   const WorkerInfo& peer() const noexcept { return peer_; }
-  bool is_open() const noexcept { return state_.load(std::memory_order_acquire) == State::kOpen; }
+  bool is_open() const noexcept { return state_.load() == State::kOpen; }
   bool is_closed() const noexcept {
     return state_.load(std::memory_order_acquire) == State::kClosed;
   }

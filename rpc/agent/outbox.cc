@@ -180,7 +180,7 @@ int64_t Outbox::write_locked(const iovec* pieces, int count) {
 }
 
 void Outbox::keep_locked(Buffer buffer) {
-  left_bytes_.fetch_add(buffer.size(), std::memory_order_release);
+  left_bytes_.fetch_add(buffer.size());  // before a look at whether the connection is open
   left_.push_back({std::move(buffer), 0});
 }
 

@@ -30,7 +30,7 @@ class Outbox {
   State flush();
 
   // For a look without the lock.
-  bool has_left() const noexcept { return left_bytes_.load(std::memory_order_acquire) > 0; }
+  bool has_left() const noexcept { return left_bytes_.load() > 0; }
   uint64_t left_bytes() const noexcept { return left_bytes_.load(std::memory_order_relaxed); }
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
 
