@@ -9,29 +9,34 @@ namespace farspan {
 namespace {
 
 std::string advice_for(const Error& why) {
+  if (!why.advice().empty()) return why.advice();
   switch (why.code()) {
     case Code::kTimeout:
       return "raise CallOptions::timeout or WorkerOptions::rpc_timeout, or find out what the "
-             "worker "
-             "is busy with";
+             "worker is busy with";
     case Code::kDisconnected:
     case Code::kUnavailable:
       return "the worker has ended or cannot be reached: look at its own output";
     default:
-      return why.advice();
+      return "";
   }
 }
 
 }  // namespace
 
 PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name)
-    : worker_(std::move(worker)), peer_(peer), name_(std::move(name)), begun_(Clock::now()) {}
+    : worker_(std::move(worker)),
+      peer_(peer),
+      name_(std::move(name)),
+      begun_(worker_->messenger().now()) {}
 
 void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
   settle(!reply.failed());
   try {
     if (reply.failed()) {
       fail(named(wire::decode_error(reply.meta.span())));
+    } else if (const auto changed = borrowed_.changed()) {
+      refuse_return(reply, *changed);
     } else {
       read_return(reply);
     }
@@ -60,6 +65,28 @@ void PendingResult::read_return(const wire::InFrame& reply) {
   });
 }
 
+// The function may have seen its argument before the change, after it, or half of each.
+void PendingResult::refuse_return(const wire::InFrame& reply, size_t changed_tensor) {
+  fail(named(Error(Code::kInvalidArgument, "tensor " + std::to_string(changed_tensor + 1) +
+                                               " of the arguments was changed in place before the "
+                                               "call had ended")
+                 .advice("wait for the call before you change it, or pass its clone()")));
+  CurrentWorker current(*worker_);
+  try {
+    guard_read([&] {
+      MetaReader message(reply.meta.span());
+      const auto payload = message.root<schema::Return>().getPayload();
+      if (payload.getValues().size() != 1) return;
+      const TensorList tensors = read_tensors(payload, reply.segments);
+      CallScope scope(*worker_, peer_);
+      Reader reader(tensors, reply.segments, &scope);
+      drop(payload.getValues()[0], reader);
+    });
+  } catch (const std::exception&) {
+    return;  // what cannot be read holds nothing; the call has failed already
+  }
+}
+
 void PendingResult::on_error(const Error& why) noexcept {
   settle(false);
   fail(named(why));
@@ -76,7 +103,7 @@ Error PendingResult::named(const Error& why) const {
   if (error.worker().empty() && peer_ >= 0 && peer_ < worker_->world_size()) {
     error.worker(worker_->workers()[static_cast<size_t>(peer_)].name);
   }
-  if (error.elapsed().count() < 0) error.elapsed(Clock::now() - begun_);
+  if (error.elapsed().count() < 0) error.elapsed(worker_->messenger().now() - begun_);
   return error.advice(advice_for(error));
 }
 
@@ -116,7 +143,7 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   try {
     guard_write([&] {
       if (!extensions.empty()) write_extensions(call_, extensions);
-      write_tensors(call_.getPayload(), writer_);
+      write_tensors(call_.getPayload(), writer_, Bulk::kShare, &result->borrowed_);
     });
     frame.meta = builder_.finish();
   } catch (...) {

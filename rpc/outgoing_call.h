@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
+#include <farspan/c10d/values/borrowed_tensors.h>
 #include <farspan/c10d/values/codec.h>
 #include <farspan/c10d/values/message.h>
 #include <farspan/rpc/call.capnp.h>
@@ -45,6 +46,9 @@ class PendingResult : public agent::ReplyHandler {
   //   throws  BadValue, Error: the answer is not what was expected
   virtual void accept(schema::Value::Reader value, Reader& reader) = 0;
   virtual void fail(Error error) noexcept = 0;
+  // After fail(), for an answer that came but does not count: reads and drops what must not be
+  // lost.
+  virtual void drop(schema::Value::Reader, Reader&) {}
 
   // Waits as a thread of the call's own chain.
   bool wait_for_answer(FutureCore& future, Deadline deadline);
@@ -52,6 +56,7 @@ class PendingResult : public agent::ReplyHandler {
  private:
   friend class OutgoingCall;
   void read_return(const wire::InFrame& reply);
+  void refuse_return(const wire::InFrame& reply, size_t changed_tensor);
   void settle(bool arrived) noexcept;
   Error named(const Error& why) const;
 
@@ -62,6 +67,7 @@ class PendingResult : public agent::ReplyHandler {
   uint64_t chain_ = 0;
   std::shared_ptr<Interceptor::Scope> scope_;
   std::vector<CallScope::OnOutcome> outcomes_;
+  BorrowedTensors borrowed_;
   std::shared_ptr<void> kept_;
 };
 
@@ -79,6 +85,9 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
     }
   }
   void fail(Error error) noexcept override { this->set_error(std::move(error)); }
+  void drop(schema::Value::Reader value, Reader& reader) override {
+    if constexpr (!std::is_void_v<T>) Codec<T>::read(value, reader);
+  }
   bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
 };
 
@@ -96,6 +105,7 @@ class OutgoingCall {
   CallScope& scope() noexcept { return scope_; }
 
   // Sends it; `result` hears of the answer.
+  // Large tensors are borrowed until then: one that is changed in place meanwhile fails the call.
   //   throws  Error kInvalidArgument: a tensor that does not travel
   void send(std::shared_ptr<PendingResult> result, const CallOptions& options, bool will_wait);
 

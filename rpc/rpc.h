@@ -10,7 +10,7 @@
 //
 // What can be called: functions registered in both programs (rpc/call/register.h), and LibTorch's
 // operators by schema name. What can be passed: c10d/values/codec.h. Arguments are borrowed: large
-// tensors must not change until the call has ended.
+// tensors must not change until the call has ended; one that does, in place, fails the call.
 #pragma once
 
 #include <chrono>

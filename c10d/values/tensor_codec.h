@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/buffer.h>
+#include <farspan/c10d/values/borrowed_tensors.h>
 #include <farspan/c10d/values/value_io.h>
 
 namespace farspan {
@@ -28,9 +29,10 @@ enum class Bulk {
 // Describes the Writer's tensors in the payload and appends their bytes to its segments. Up to
 // kMaxInlineBytes a segment has no owner: the tensors must stay alive and unchanged until the
 // message was sent. Larger segments keep the storage alive; it must stay unchanged until they are
-// released.
+// released; `borrowed`, if any, hears which these are.
 //   throws  Error kInvalidArgument: a tensor that does not travel, with the reason
-void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk = Bulk::kShare);
+void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk = Bulk::kShare,
+                   BorrowedTensors* borrowed = nullptr);
 
 // Makes the tensors of a payload. Everything is checked against the segments received before a
 // tensor is made of it. Large segments that are aligned to 64 bytes become the tensor's storage and

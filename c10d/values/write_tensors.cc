@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <farspan/c10d/values/dtype.h>
 #include <farspan/c10d/values/tensor_codec.h>
@@ -26,6 +27,9 @@ constexpr size_t kOwnReferences = 2;
 class TensorWriter {
  public:
   TensorWriter(std::vector<Buffer>& segments, Bulk bulk) : segments_(segments), bulk_(bulk) {}
+
+  // Whether a segment refers to the storage of what was written since this was last called.
+  bool has_shared() noexcept { return std::exchange(shared_, false); }
 
   void write(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
     if (!tensor.defined()) return;  // that is what an empty description says
@@ -114,6 +118,7 @@ class TensorWriter {
     } else {
       segments_.emplace_back(const_cast<std::byte*>(bytes), size,
                              std::make_shared<c10::Storage>(storage));
+      shared_ = true;
     }
   }
 
@@ -153,17 +158,22 @@ class TensorWriter {
 
   std::vector<Buffer>& segments_;
   const Bulk bulk_;
+  bool shared_ = false;
 };
 
 }  // namespace
 
-void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk) {
+void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk,
+                   BorrowedTensors* borrowed) {
   const TensorList& tensors = writer.tensors();
   if (tensors.empty()) return;
   guard_write([&] {
     auto list = payload.initTensors(static_cast<unsigned>(tensors.size()));
     TensorWriter tensor_writer(writer.segments(), bulk);
-    for (unsigned i = 0; i < list.size(); ++i) tensor_writer.write(tensors[i], list[i]);
+    for (unsigned i = 0; i < list.size(); ++i) {
+      tensor_writer.write(tensors[i], list[i]);
+      if (tensor_writer.has_shared() && borrowed) borrowed->add(tensors[i], i);
+    }
   });
 }
 
