@@ -303,6 +303,8 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
     connection->expect_end();
     return;
   }
+  if (frame.header.kind == wire::Kind::kPing) return connection->answer_ping();
+  if (frame.header.kind == wire::Kind::kPong) return;  // that it came is all it says
   if (!(frame.header.flags & wire::kOneWay)) {
     calls_received_.fetch_add(1, std::memory_order_relaxed);
   }

@@ -30,7 +30,11 @@ Error lost(const transport::IoResult& result) {
 
 Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
                        ConnectionLimits limits)
-    : reactor_(reactor), owner_(owner), peer_(std::move(peer)), limits_(limits) {}
+    : reactor_(reactor),
+      owner_(owner),
+      peer_(std::move(peer)),
+      limits_(limits),
+      heartbeat_(limits.silence_timeout) {}
 
 Connection::~Connection() = default;
 
@@ -77,7 +81,9 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     return handler->on_error(why_closed());
   }
   frame.header.request_id = id;
-  if (!deadline.is_never()) {
+  if (deadline.is_never()) {
+    if (!watching_.load()) watch_peer();
+  } else {
     watch_deadline(deadline);
     const auto left = std::chrono::duration_cast<Micros>(deadline.remaining()).count();
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
@@ -231,6 +237,65 @@ void Connection::close(const Error& why) {
   for (auto& taken : pending_.close()) finish(std::move(taken), nullptr, &why);
   for (auto& promise : waiting) promise.set_value();
   owner_.on_closed(self(), why);
+}
+
+void Connection::answer_ping() {
+  if (outbox_.has_left()) return;  // what is on its way says as much, and does not pile up
+  wire::OutFrame pong;
+  pong.header.kind = wire::Kind::kPong;
+  pong.header.flags = wire::kOneWay;
+  send(pong);
+}
+
+Heartbeat::Traffic Connection::traffic() const noexcept {
+  return {received_bytes(), outbox_.sent_bytes(), outbox_.has_left()};
+}
+
+void Connection::watch_peer() {
+  if (limits_.silence_timeout <= kNoTimeout || watching_.exchange(true)) return;
+  Heartbeat::Action action;
+  {
+    MutexLock lock(mutex_);
+    action = heartbeat_.begin(Clock::now(), traffic());
+  }
+  if (action.look_at) look_later(*action.look_at);
+}
+
+void Connection::look_later(TimePoint at) {
+  reactor_.timers().add(at, [weak = weak_from_this()] {
+    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).look_at_peer();
+  });
+}
+
+void Connection::look_at_peer() {
+  if (is_closed()) return;
+  bool waiting = pending_.has_endless();
+  if (!waiting) {
+    // A call that comes now sees that nobody looks, or is seen here.
+    watching_.store(false);
+    if (!pending_.has_endless() || watching_.exchange(true)) return;
+    waiting = true;
+  }
+  Heartbeat::Action action;
+  {
+    MutexLock lock(mutex_);
+    // A line that is not open yet has a deadline of its own.
+    action = is_open() ? heartbeat_.look(Clock::now(), traffic(), waiting)
+                       : heartbeat_.begin(Clock::now(), traffic());
+  }
+  if (action.lost) {
+    return close(Error(Code::kDisconnected, "nothing was heard from it for " +
+                                                describe(limits_.silence_timeout) +
+                                                ", and it does not answer pings")
+                     .advice("find out whether its host is up and its process runs; "
+                             "WorkerOptions::silence_timeout says how long to wait"));
+  }
+  if (action.look_at) look_later(*action.look_at);
+  if (!action.ping) return;
+  wire::OutFrame ping;
+  ping.header.kind = wire::Kind::kPing;
+  ping.header.flags = wire::kOneWay;
+  send(ping);
 }
 
 void Connection::watch_deadline(Deadline deadline) {

@@ -14,6 +14,7 @@
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/reactor.h>
+#include <farspan/rpc/agent/heartbeat.h>
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
 #include <farspan/rpc/transport/transport.h>
@@ -38,6 +39,7 @@ class ConnectionOwner {
 
 struct ConnectionLimits {
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests that wait for their answers
+  Millis silence_timeout{30'000};                      // of a peer, see Heartbeat
 };
 
 // Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.
@@ -62,6 +64,8 @@ class Connection final : public net::Source, public ReplyRoute {
   // dropped, and logged.
   void send(wire::OutFrame& frame);
   void send_reply(wire::OutFrame& frame) override { send(frame); }
+  // The peer wants a sign of life.
+  void answer_ping();
 
   // Ends the connection: every pending call fails with `why`. Idempotent.
   void close(const Error& why);
@@ -106,6 +110,10 @@ class Connection final : public net::Source, public ReplyRoute {
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
   void deliver(std::vector<wire::InFrame>& frames);
   void send_instead(const wire::OutFrame& frame, const Error& why);
+  Heartbeat::Traffic traffic() const noexcept;
+  void watch_peer();
+  void look_at_peer();
+  void look_later(TimePoint at);
   void watch_deadline(Deadline deadline);
   void expire_at(TimePoint at);
   std::shared_ptr<Connection> self() {
@@ -120,6 +128,7 @@ class Connection final : public net::Source, public ReplyRoute {
   std::atomic<State> state_{State::kOpening};
   std::atomic<bool> ending_{false};
   std::atomic<uint64_t> received_{0};
+  std::atomic<bool> watching_{false};  // the heartbeat looks, or is about to
   Promise<void> opened_;
   PendingCalls pending_;
   Outbox outbox_;
@@ -131,6 +140,7 @@ class Connection final : public net::Source, public ReplyRoute {
   mutable Mutex mutex_;
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Promise<void>> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
+  Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);
 };

@@ -19,6 +19,7 @@ uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadl
   call.handler = std::move(handler);
   call.deadline = deadline;
   call.bytes = bytes;
+  if (deadline.is_never()) endless_.fetch_add(1);
   count_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return (uint64_t{call.turn} << 32) | (slot + 1);
@@ -28,6 +29,7 @@ PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
   Call& call = slots_[slot];
   Taken taken{std::move(call.handler), call.bytes};
   call.handler = nullptr;
+  if (call.deadline.is_never()) endless_.fetch_sub(1);
   if (++call.turn == 0) call.turn = 1;
   free_.push_back(static_cast<uint32_t>(slot));
   count_.fetch_sub(1, std::memory_order_relaxed);

@@ -36,6 +36,8 @@ class PendingCalls {
   // Takes all; later ones are refused.
   std::vector<Taken> close();
 
+  // Those without a deadline.
+  bool has_endless() const noexcept { return endless_.load() > 0; }
   int64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
   uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
 
@@ -48,7 +50,7 @@ class PendingCalls {
   };
   Taken take_locked(size_t slot) FARSPAN_REQUIRES(mutex_);
 
-  std::atomic<int64_t> count_{0};
+  std::atomic<int64_t> count_{0}, endless_{0};
   std::atomic<uint64_t> bytes_{0};
   Mutex mutex_;
   bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;

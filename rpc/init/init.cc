@@ -151,7 +151,7 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
   setup.connect_timeout = options.connect_timeout;
   setup.reactor.threads = options.threads;
   setup.reactor.max_threads = options.max_threads;
-  setup.connection_limits.max_in_flight_bytes = options.max_in_flight_bytes;
+  setup.connection_limits = {options.max_in_flight_bytes, options.silence_timeout};
   for (const Function* function : Registry::global().all()) {
     setup.functions.push_back({function->id, function->name, function->signature});
   }
