@@ -197,6 +197,11 @@ std::shared_ptr<Worker> init_rpc(const std::string& name, WorkerOptions options)
   return worker;
 }
 
+bool has_joined() noexcept {
+  MutexLock lock(own_worker().mutex);
+  return own_worker().worker || own_worker().joining;
+}
+
 void shutdown(bool graceful) {
   std::shared_ptr<Worker> worker;
   {

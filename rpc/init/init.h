@@ -19,6 +19,9 @@ namespace farspan {
 //            missing)
 std::shared_ptr<Worker> init_rpc(const std::string& name, WorkerOptions options = {});
 
+// Whether this process has joined a job, and not left it yet.
+bool has_joined() noexcept;
+
 // Leaves the job with the process's worker: see Worker::shutdown().
 void shutdown(bool graceful = true);
 

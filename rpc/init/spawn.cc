@@ -21,6 +21,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/time.h>
 #include <farspan/c10d/store/tcp_store_server.h>
+#include <farspan/rpc/init/init.h>
 
 namespace farspan {
 namespace {
@@ -224,6 +225,11 @@ void spawn(int processes, const std::function<void(int, int)>& run) {
     throw Error(Code::kInvalidArgument, std::to_string(processes) + " processes")
         .operation("spawn")
         .advice("start one or more");
+  }
+  if (has_joined()) {
+    throw Error(Code::kInvalidArgument, "this process is a worker already, with threads of its own")
+        .operation("spawn")
+        .advice("call it before init_rpc, first thing in main()");
   }
   std::fflush(nullptr);  // or each copy prints it again
   const pid_t parent = getpid();

@@ -1,0 +1,177 @@
+// The rules under test: rpc/init/init.h. And what the processes of this test program do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include <farspan/c10d/store/hash_store.h>
+#include <farspan/c10d/store/tcp_store.h>
+#include <farspan/farspan.h>
+#include <farspan/rpc/agent/agent.h>
+
+#include "rpc/init/launch.h"
+
+namespace farspan::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string name_here() { return current_worker().name(); }
+FARSPAN_REGISTER(name_here);
+
+int64_t only_here(int64_t x) { return x; }
+int64_t differs(int64_t x) { return x; }
+std::string differs_there(const std::string& x) { return x; }
+
+WorkerOptions options_of_variables() {
+  WorkerOptions options;
+  const char* timeout = std::getenv("TEST_TIMEOUT_MS");
+  options.init_timeout = Millis(timeout ? std::atoi(timeout) : 15'000);
+  options.shutdown_timeout = 15s;
+  return options;
+}
+std::string name_of_variables() {
+  const char* name = std::getenv("TEST_NAME");
+  return name ? name : "w" + std::string(std::getenv("RANK"));
+}
+int join_and_leave(const WorkerOptions& options) {
+  init_rpc(name_of_variables(), options);
+  shutdown();
+  return 0;
+}
+
+// Calls everybody, and writes who answered and by which way.
+int call_all() {
+  const auto worker = init_rpc(name_of_variables(), options_of_variables());
+  auto& agent = dynamic_cast<agent::Agent&>(worker->messenger());
+  for (int rank = 0; rank < worker->world_size(); ++rank) {
+    const std::string name = rpc_sync(rank, name_here);
+    std::printf("%s over %s\n", name.c_str(), agent.route_to(rank).c_str());
+  }
+  shutdown();
+  return 0;
+}
+
+void print_error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    std::printf("%s\n", e.what());
+  }
+}
+int call_what_is_missing() {
+  detail::register_function<&only_here>("only_here");
+  detail::register_function<&differs>("differs");
+  init_rpc(name_of_variables(), options_of_variables());
+  print_error_of([] { rpc_sync("w1", only_here, 1); });
+  print_error_of([] { rpc_sync("w1", differs, 1); });
+  print_error_of([] { rpc_sync("w7", name_here); });
+  shutdown();
+  return 0;
+}
+int lack_functions() {
+  detail::register_function<&differs_there>("differs");
+  return join_and_leave(options_of_variables());
+}
+int call_over_tcp_only() {
+  WorkerOptions options = options_of_variables();
+  options.transports = {"tcp"};
+  init_rpc(name_of_variables(), options);
+  print_error_of([] { rpc_sync("w1", name_here); });
+  shutdown(false);
+  return 0;
+}
+int unix_only() {
+  WorkerOptions options = options_of_variables();
+  options.transports = {"unix"};
+  return join_and_leave(options);
+}
+
+}  // namespace
+
+std::map<std::string, Role> launch_roles() {
+  return {{"join", [] { return join_and_leave(options_of_variables()); }},
+          {"call_all", call_all},
+          {"call_what_is_missing", call_what_is_missing},
+          {"lacks_functions", lack_functions},
+          {"call_over_tcp_only", call_over_tcp_only},
+          {"unix_only", unix_only}};
+}
+
+namespace {
+
+TEST(InitRpc, ProcessesFindEachOtherByTheEnvironment) {
+  Launch launch;
+  for (int rank = 1; rank < 3; ++rank) launch.start("call_all", rank, 3);
+  const Process::End end = launch.start("call_all", 0, 3).wait(30s);
+  EXPECT_EQ(end.status, 0) << end.output;
+  // Expect: within a host by unix sockets, which come first; to itself without any socket.
+  EXPECT_THAT(end.output, HasSubstr("w0 over loopback"));
+  EXPECT_THAT(end.output, HasSubstr("w1 over unix"));
+  EXPECT_THAT(end.output, HasSubstr("w2 over unix"));
+}
+
+TEST(InitRpc, OptionsComeBeforeTheEnvironment) {
+  const LaunchVariables set({{"RANK", "3"}, {"WORLD_SIZE", "9"}});
+  WorkerOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.init_method = "tcp://127.0.0.1:0";
+  EXPECT_EQ(init_rpc("w", options)->rank(), 0);
+  EXPECT_EQ(current_worker().world_size(), 1);
+  EXPECT_EQ(rpc_sync("w", name_here), "w");
+  shutdown();
+}
+
+TEST(InitRpc, AGivenStoreIsUsedAndMayBeUsedAgain) {
+  const LaunchVariables set({});
+  WorkerOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = std::make_shared<dist::HashStore>();
+  for (int round = 0; round < 3; ++round) {
+    init_rpc("w" + std::to_string(round), options);
+    EXPECT_EQ(rpc_sync(0, name_here), "w" + std::to_string(round));
+    shutdown();
+  }
+}
+
+TEST(InitRpc, AFileIsAStoreToo) {
+  const LaunchVariables set({});
+  std::string folder = (std::filesystem::temp_directory_path() / "farspan-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  WorkerOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.init_method = "file://" + folder + "/store";
+  init_rpc("w", options);
+  EXPECT_EQ(rpc_sync(0, name_here), "w");
+  shutdown();
+  std::filesystem::remove_all(folder);
+}
+
+TEST(InitRpc, AFunctionRegisteredTwiceIsReportedWhenAWorkerStarts) {
+  Registry registry;
+  detail::register_function<&only_here>("same", registry);
+  detail::register_function<&differs_there>("same", registry);
+  try {
+    registry.check();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::kAlreadyExists);
+    EXPECT_THAT(e.what(), HasSubstr("'same' names two functions"));
+    EXPECT_THAT(e.what(), HasSubstr("FARSPAN_REGISTER_AS"));
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
+
+int main(int argc, char** argv) {
+  auto roles = farspan::testing::launch_roles();
+  roles.merge(farspan::testing::spawn_roles());
+  return farspan::testing::run_tests(argc, argv, roles);
+}
