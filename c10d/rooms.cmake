@@ -1,4 +1,4 @@
-# The vocabulary of every CMakeLists.txt here: farspan_room, farspan_library, farspan_capnp,
+# The vocabulary of every CMakeLists.txt here: farspan_library, farspan_capnp,
 # farspan_program, farspan_test. One room, one CMakeLists.txt, one target.
 
 # Headers are reached as <farspan/ROOM/...> through links in the build tree. The repository itself
@@ -50,13 +50,6 @@ if(FARSPAN_TORCH)
   target_link_libraries(farspan_torch_headers PRIVATE farspan::torch farspan_build)
   target_precompile_headers(farspan_torch_headers PRIVATE <ATen/ATen.h>)
 endif()
-
-# Adds a folder when it has a CMakeLists.txt.
-function(farspan_room folder)
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/CMakeLists.txt)
-    add_subdirectory(${folder})
-  endif()
-endfunction()
 
 # farspan_library(<room> [TORCH] [PUBLIC headers..] [SOURCES ..] [DEPENDS ..] [PRIVATE ..])
 # The room's target: farspan_library(rpc/wire ..) gives farspan_rpc_wire, alias farspan::rpc_wire.
