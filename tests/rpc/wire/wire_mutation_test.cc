@@ -23,12 +23,13 @@ void* watched(size_t size) {
 }
 }  // namespace
 
-void* operator new(size_t size) { return watched(size); }
-void* operator new[](size_t size) { return watched(size); }
-void operator delete(void* block) noexcept { std::free(block); }
-void operator delete[](void* block) noexcept { std::free(block); }
-void operator delete(void* block, size_t) noexcept { std::free(block); }
-void operator delete[](void* block, size_t) noexcept { std::free(block); }
+// Not inlined: g++ 12 warns of a free() that it sees without the malloc().
+[[gnu::noinline]] void* operator new(size_t size) { return watched(size); }
+[[gnu::noinline]] void* operator new[](size_t size) { return watched(size); }
+[[gnu::noinline]] void operator delete(void* block) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete[](void* block) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block, size_t) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete[](void* block, size_t) noexcept { std::free(block); }
 
 namespace farspan::testing {
 namespace {
