@@ -24,13 +24,17 @@ using ::testing::HasSubstr;
 class StrangerTest : public ::testing::Test {
  protected:
   StrangerTest() : agent_(options()) {
-    const agent::PeerRecord me{{"trainer", 1}, hello().instance, {}};
-    agent_.set_workers({agent_.record(), me});
     agent_.handle(wire::Kind::kCall, Messenger::Run::kAsTask, [](Request request) {
       const wire::InFrame frame = request.frame();
       request.reply(frame.meta.span(), frame.segments);
     });
+    agent_.handle(wire::Kind::kRRefControl, Messenger::Run::kInline,
+                  [this](Request) { ++arrived_; });
+    agent_.handle(wire::Kind::kBuiltinCall, Messenger::Run::kInline,
+                  [this](Request request) { request.reply(large_); });
     agent_.on_worker_lost([this](int, const Error& why) { lost_.set_value(why); });
+    const agent::PeerRecord me{{"trainer", 1}, hello().instance, {}};
+    agent_.set_workers({agent_.record(), me});  // from here on requests may come
   }
   ~StrangerTest() override { agent_.stop(); }
 
@@ -80,6 +84,8 @@ class StrangerTest : public ::testing::Test {
   }
 
   Promise<Error> lost_;
+  std::atomic<int> arrived_{0};                // requests of kind kRRefControl
+  const Bytes large_ = Bytes((16 << 20) + 8);  // more than a frame's metadata may be
   agent::Agent agent_;
 };
 
@@ -211,13 +217,11 @@ TEST_F(StrangerTest, RepliesThatNobodyWaitsForAreLetGo) {
 TEST_F(StrangerTest, ABrokenFrameEndsTheConnectionAfterTheWholeOnesBeforeIt) {
   Stranger stranger(endpoint());
   welcome(stranger);
-  std::atomic<int> arrived{0};
-  agent_.handle(wire::Kind::kRRefControl, Messenger::Run::kInline, [&](Request) { ++arrived; });
   Bytes bytes = to_bytes({.kind = 0x23, .flags = 4});
   append(bytes, to_bytes({.kind = 0x23, .flags = 4}));
   append(bytes, to_bytes({.magic = 0x12345678}));
   expect_hangs_up_on(stranger, bytes);
-  EXPECT_EQ(arrived, 2);
+  EXPECT_EQ(arrived_, 2);
 }
 
 TEST_F(StrangerTest, AFrameAboveTheLimitsEndsTheConnection) {
@@ -260,10 +264,9 @@ TEST_F(StrangerTest, TheTimeThatIsLeftTravelsWithARequest) {
 TEST_F(StrangerTest, WhatIsTooLargeForTheWireIsNotSent) {
   Stranger stranger(endpoint());
   welcome(stranger);
-  const Bytes large((16 << 20) + 8);
   auto answer = std::make_shared<Answer>();
   wire::OutFrame frame;
-  frame.meta = large;
+  frame.meta = large_;
   agent_.call(1, frame, Deadline::never(), answer, false);
   ASSERT_TRUE(answer->future().ready());
   EXPECT_EQ(answer->future().error().code(), Code::kInvalidArgument);
@@ -272,8 +275,6 @@ TEST_F(StrangerTest, WhatIsTooLargeForTheWireIsNotSent) {
   agent_.post(1, frame);  // dropped, and logged
   set_log_sink(nullptr);
   // Expect: a failed answer in place of one that is too large, and nothing else before it.
-  agent_.handle(wire::Kind::kBuiltinCall, Messenger::Run::kInline,
-                [&](Request request) { request.reply(large); });
   stranger.say(RawFrame{.kind = 0x11, .request_id = 9, .chain = 3});
   const auto reply = stranger.hear();
   ASSERT_TRUE(reply);
