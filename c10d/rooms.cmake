@@ -144,7 +144,7 @@ function(farspan_test name)
     set(torch TORCH)
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
+    set(arg_TIMEOUT 300)
   endif()
   farspan_program(${name} ${torch} SOURCES ${arg_SOURCES}
     DEPENDS ${arg_DEPENDS} GTest::gmock GTest::gtest_main)
