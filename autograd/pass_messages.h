@@ -14,8 +14,16 @@
 
 namespace farspan::dist_autograd {
 
-// A context; unique in the job and never used again.
+// A context; unique in the job and never used again: above kRankShift the rank of its maker + 1,
+// below it the maker's number for it.
 enum class ContextId : uint64_t {};
+inline constexpr int kRankShift = 44;
+inline int maker_of(ContextId id) noexcept {
+  return static_cast<int>(static_cast<uint64_t>(id) >> kRankShift) - 1;
+}
+inline uint64_t number_of(ContextId id) noexcept {
+  return static_cast<uint64_t>(id) & ((uint64_t{1} << kRankShift) - 1);
+}
 
 // A pair of a send node and its receive node; unique in the context.
 enum class SendId : uint64_t {};

@@ -14,7 +14,7 @@ constexpr size_t kTombstones = 4096;
 thread_local ContextPtr thread_context;
 
 uint64_t with_rank(int rank, uint64_t number) {
-  return (static_cast<uint64_t>(rank + 1) << 44) | number;
+  return (static_cast<uint64_t>(rank + 1) << kRankShift) | number;
 }
 
 // What a call is in: its context is the thread's while its function runs.
@@ -98,9 +98,7 @@ void AutogradRoom::listen() {
       {
         MutexLock lock(room->mutex_);
         for (const auto& [id, context] : room->contexts_) {
-          if (static_cast<uint64_t>(id) >> 44 == static_cast<uint64_t>(rank + 1)) {
-            orphans.push_back(id);
-          }
+          if (maker_of(id) == rank) orphans.push_back(id);
         }
       }
       for (const ContextId id : orphans) room->release(id);

@@ -6,12 +6,6 @@
 namespace farspan::optim {
 namespace {
 
-constexpr int kRankShift = 44;  // of a ContextId: above it stands the rank + 1 of its maker
-
-int maker_of(dist_autograd::ContextId context) {
-  return static_cast<int>(static_cast<uint64_t>(context) >> kRankShift) - 1;
-}
-
 bool overlap(const std::set<int>& a, const std::set<int>& b) {
   return std::any_of(a.begin(), a.end(), [&](int owner) { return b.count(owner) > 0; });
 }
@@ -145,8 +139,8 @@ void StepGate::advance(GateActions& actions) {
 }
 
 std::string StepGate::text(ContextId context) const {
-  const auto number = static_cast<uint64_t>(context) & ((uint64_t{1} << kRankShift) - 1);
-  return "context " + std::to_string(number) + " of worker '" + name_of_(maker_of(context)) + "'";
+  return "context " + std::to_string(number_of(context)) + " of worker '" +
+         name_of_(maker_of(context)) + "'";
 }
 
 std::string StepGate::holders(Ticket ticket, const Step& step, TimePoint now) const {

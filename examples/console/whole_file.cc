@@ -9,10 +9,12 @@
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/net/owned_descriptor.h>
 
 namespace console {
 namespace {
 
+using farspan::net::OwnedDescriptor;
 using std::filesystem::path;
 
 [[noreturn]] void fail(const path& file, int error) {
@@ -20,20 +22,6 @@ using std::filesystem::path;
       .operation("write '" + file.string() + "'")
       .advice("name a file in a folder that you may write to");
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 // The error number, or 0.
 int write_all(int fd, std::string_view text) {
@@ -63,7 +51,7 @@ void write_and_rename(const path& file, std::string_view text) {
   const path part = file.string() + ".part" + std::to_string(getpid());
   int error = 0;
   {
-    const Descriptor out(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    const OwnedDescriptor out(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     error = out.get() < 0 ? errno : write_all(out.get(), text);
   }
   if (error == 0 && rename(part.c_str(), file.c_str()) != 0) error = errno;
@@ -78,7 +66,7 @@ void write_whole_file(const path& file, std::string_view text) {
   const path folder = file.has_parent_path() ? file.parent_path() : path(".");
   std::error_code none;  // what is wrong with the folder, open() says
   std::filesystem::create_directories(folder, none);
-  const Descriptor out(open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
+  const OwnedDescriptor out(open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
   if (out.get() < 0) return write_and_rename(file, text);
   int error = write_all(out.get(), text);
   if (error == 0) error = name_it(out.get(), file);

@@ -13,33 +13,15 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
+#include "rpc/transport/one_transport.h"
+
 namespace farspan::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using StreamPointer = std::shared_ptr<transport::Stream>;
 
-class TcpTransportTest : public ::testing::Test {
- protected:
-  TcpTransportTest() { reactor_.add(loop_); }
-  ~TcpTransportTest() override {
-    loop_->close();
-    reactor_.stop();
-  }
-  Future<StreamPointer> connect(const std::string& endpoint, Deadline deadline) {
-    Promise<StreamPointer> promise;
-    transport_->connect(endpoint, deadline, [promise](auto result) {
-      if (auto* error = std::get_if<Error>(&result)) return (void)promise.set_error(*error);
-      promise.set_value(std::move(std::get<0>(result)));
-    });
-    return promise.future();
-  }
-
-  net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();
-  std::unique_ptr<transport::Transport> transport_ = transport::make_tcp_transport(loop_, reactor_);
-};
+using TcpTransportTest = OneTransport<transport::make_tcp_transport>;
 
 TEST_F(TcpTransportTest, AHostThatDoesNotAnswerIsATimeout) {
   // A listener whose backlog is full drops what comes, as a host does that is not there.

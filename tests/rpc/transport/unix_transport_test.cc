@@ -15,44 +15,29 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
+#include "rpc/transport/one_transport.h"
+
 namespace farspan::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using StreamPointer = std::shared_ptr<transport::Stream>;
 
-class UnixTransportTest : public ::testing::Test {
+// The address in "unix:@NAME;host=ID".
+std::pair<sockaddr_un, socklen_t> address_of(const std::string& endpoint) {
+  const std::string name = endpoint.substr(6, endpoint.find(';') - 6);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+class UnixTransportTest : public OneTransport<transport::make_unix_transport> {
  protected:
-  UnixTransportTest() { reactor_.add(loop_); }
-  ~UnixTransportTest() override {
-    loop_->close();
-    reactor_.stop();
-  }
-  Future<StreamPointer> connect(const std::string& endpoint, Deadline deadline) {
-    Promise<StreamPointer> promise;
-    transport_->connect(endpoint, deadline, [promise](auto result) {
-      if (auto* error = std::get_if<Error>(&result)) return (void)promise.set_error(*error);
-      promise.set_value(std::move(std::get<0>(result)));
-    });
-    return promise.future();
-  }
   std::unique_ptr<transport::Listener> listen() {
     return transport_->listen("", [this](std::unique_ptr<transport::Stream>) { ++accepted_; });
   }
-  // The address in "unix:@NAME;host=ID".
-  static std::pair<sockaddr_un, socklen_t> address_of(const std::string& endpoint) {
-    const std::string name = endpoint.substr(6, endpoint.find(';') - 6);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name.data(), name.size());
-    return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
-  }
 
-  net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();
-  std::unique_ptr<transport::Transport> transport_ =
-      transport::make_unix_transport(loop_, reactor_);
   std::atomic<int> accepted_{0};
 };
 
@@ -62,11 +47,7 @@ class Stuffed {
   explicit Stuffed(std::string endpoint) : endpoint_(std::move(endpoint)) {
     const auto at = endpoint_.find(';');
     endpoint_.insert(at, "-stuffed");
-    const std::string name = endpoint_.substr(6, endpoint_.find(';') - 6);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name.data(), name.size());
-    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    const auto [address, size] = address_of(endpoint_);
     EXPECT_EQ(bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
     EXPECT_EQ(::listen(fd_.get(), 0), 0);
   }
