@@ -144,6 +144,7 @@ Dataset load(const path& folder, const std::string& prefix) {
 }  // namespace
 
 Dataset Dataset::sample(int64_t count) const {
+  count = std::clamp<int64_t>(count, 1, std::max<int64_t>(1, size()));
   const int64_t step = std::max<int64_t>(1, size() / count);
   return {images.slice(0, 0, step * count, step), labels.slice(0, 0, step * count, step)};
 }

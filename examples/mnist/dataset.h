@@ -16,7 +16,8 @@ struct Dataset {
   at::Tensor labels;  // [n] int64, 0 to 9
 
   int64_t size() const { return labels.size(0); }
-  // `count` images, evenly spread; or all, when there are no more. Shares their memory.
+  // Every n-th image, with the largest n that gives `count` of them, 1 or more; all of them when
+  // there are no more. Shares their memory.
   Dataset sample(int64_t count) const;
 };
 

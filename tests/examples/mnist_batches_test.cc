@@ -56,6 +56,22 @@ TEST(MnistBatches, TheShardsShareOutEveryImageOnce) {
   }
 }
 
+TEST(MnistBatches, TheCountsAreKnownBeforeTheDataIs) {
+  for (const int64_t images : {1, 9, 10, 11}) {
+    for (const int64_t shards : {1, 2, 3, 12}) {
+      for (int64_t shard = 0; shard < shards; ++shard) {
+        const BatchOptions options{.batch_size = 2, .shard = shard, .shards = shards};
+        const Batches batches(numbered(images), options);
+        int64_t count = 0;
+        for ([[maybe_unused]] const Batch& batch : batches.epoch(0)) ++count;
+        EXPECT_EQ(batches_of(options, images), count) << images << " images, shard " << shard;
+        EXPECT_EQ(samples_of(options, images),
+                  static_cast<int64_t>(labels_of(batches, 0).size()));
+      }
+    }
+  }
+}
+
 TEST(MnistBatches, TheSeedDecidesTheOrder) {
   const Batches one(numbered(100), {.seed = 1}), same(numbered(100), {.seed = 1}),
       other(numbered(100), {.seed = 2});

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -114,6 +115,24 @@ TEST_F(MnistFiles, CompressedFilesAreReadLikePlainOnes) {
   const Dataset unpacked = load_train(folder_);
   EXPECT_TRUE(at::equal(plain.images, unpacked.images));
   EXPECT_TRUE(at::equal(plain.labels, unpacked.labels));
+}
+
+TEST(MnistSample, IsEveryNthImageWithItsLabel) {
+  const at::Tensor numbers = at::arange(10, at::kLong);
+  const Dataset data{numbers.to(at::kFloat).view({10, 1, 1, 1}), numbers};
+  const auto labels_of = [&](int64_t count) {
+    const Dataset some = data.sample(count);
+    EXPECT_TRUE(at::equal(some.images.flatten().to(at::kLong), some.labels)) << count;
+    EXPECT_TRUE(some.labels.is_alias_of(numbers)) << count;
+    return std::vector<int64_t>(some.labels.contiguous().data_ptr<int64_t>(),
+                                some.labels.contiguous().data_ptr<int64_t>() + some.size());
+  };
+  EXPECT_EQ(labels_of(1), (std::vector<int64_t>{0}));
+  EXPECT_EQ(labels_of(3), (std::vector<int64_t>{0, 3, 6}));
+  EXPECT_EQ(labels_of(5), (std::vector<int64_t>{0, 2, 4, 6, 8}));
+  EXPECT_EQ(labels_of(7).size(), 7u);
+  EXPECT_EQ(labels_of(10).size(), 10u);
+  EXPECT_EQ(labels_of(60'000).size(), 10u);
 }
 
 TEST_F(MnistFiles, AMissingFileIsNamed) {

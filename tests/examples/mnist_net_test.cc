@@ -34,6 +34,13 @@ TEST(MnistNet, TheTwoStagesMakeTheWhole) {
   EXPECT_TRUE(at::equal(net.classifier->forward(maps), net.forward(images)));
 }
 
+TEST(MnistNet, TheShareRightIsThatOfTheHighestScores) {
+  const at::Tensor scores = at::tensor({0.1, 0.9, 0.9, 0.1, -3.0, -2.0, 0.0, -1.0}).view({4, 2});
+  EXPECT_DOUBLE_EQ(share_right(scores, at::tensor({1, 0, 1, 0}).to(at::kLong)), 1);
+  EXPECT_DOUBLE_EQ(share_right(scores, at::tensor({1, 0, 1, 1}).to(at::kLong)), 0.75);
+  EXPECT_DOUBLE_EQ(share_right(scores, at::tensor({0, 1, 0, 1}).to(at::kLong)), 0);
+}
+
 TEST(MnistNet, AccuracyCountsTheRightGuesses) {
   const Dataset data{at::arange(10, at::kFloat).view({10, 1, 1, 1}),
                      at::tensor({0, 1, 2, 3, 4, 5, 6, 0, 0, 0}).to(at::kLong)};
@@ -47,12 +54,13 @@ TEST(MnistNet, AccuracyCountsTheRightGuesses) {
   }
 }
 
-// What the examples promise of the net and of their default settings, in one plain process.
-TEST(MnistNet, PlainSgdReaches975PerMilleInOneEpoch) {
+// A tenth of the data, in a plain process; that a whole epoch over RPC reaches 97.5 % is what the
+// test parameter_server_learns shows.
+TEST(MnistNet, LearnsFromOneTenthOfTheData) {
   torch::manual_seed(1);
   at::set_num_threads(1);
-  const Dataset test = load_test();
-  const Batches batches(load_train(), {.batch_size = 64, .seed = 1});
+  const Dataset test = load_test().sample(1000);
+  const Batches batches(load_train().sample(6000), {.batch_size = 64, .seed = 1});
   Net net;
   torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
   for (const auto& [images, labels] : batches.epoch(0)) {
@@ -60,9 +68,7 @@ TEST(MnistNet, PlainSgdReaches975PerMilleInOneEpoch) {
     at::nll_loss(net.forward(images), labels).backward();
     optimizer.step();
   }
-  const double right = accuracy([&](const at::Tensor& x) { return net.forward(x); }, test);
-  RecordProperty("accuracy", std::to_string(right));
-  EXPECT_GE(right, 0.975);
+  EXPECT_GE(accuracy([&](const at::Tensor& x) { return net.forward(x); }, test), 0.9);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ def main():
     run = WatchedRun(command)
     while run.process.poll() is None and time.monotonic() < run.begun + 0.9 and not run.sockets:
         run.look()
-    status, out, err = run.finish(240)
+    status, out, err = run.finish(540)
     left = run.left_over(5, is_picture)
     print(out, err, sep="")
     at = 0

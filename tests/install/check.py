@@ -1,6 +1,6 @@
-"""Installs the build tree into a temporary folder, moves it, and builds and runs a user of it there.
+"""Installs the build tree into a temporary folder, moves it, and builds and runs users of it there.
 
-Also: whatever an installed header or an example includes of farspan must be installed.
+One of them is the program that README.md begins with; it must print what README.md says. Also: whatever an installed header or an example includes of farspan must be installed.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+README = re.compile(r"```cpp\n(?P<program>.*?)```\s+```\n(?P<output>.*?)```", re.DOTALL)
 INCLUDE = re.compile(r"^\s*#\s*include\s+<(farspan/[^>]+)>", re.MULTILINE)
 
 
@@ -45,12 +46,18 @@ def main():
         complaints = list(missing_headers(installed, readers))
         if complaints:
             sys.exit("\n".join(complaints))
+        readme = README.search((ask.source / "README.md").read_text())
+        program = pathlib.Path(folder, "readme.cc")
+        program.write_text(readme["program"])
         run(ask.cmake, "-G", "Ninja", "-S", ask.source / "tests/install/consumer",
             "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={installed}",
             f"-DCMAKE_CXX_COMPILER={ask.compiler}", f"-DLIBTORCH_ROOT={ask.libtorch}",
-            "-DCMAKE_BUILD_TYPE=Release")
+            f"-DREADME_PROGRAM={program}", "-DCMAKE_BUILD_TYPE=Release")
         run(ask.cmake, "--build", f"{folder}/build")
         print(run(f"{folder}/build/consumer"))
+        output = run(f"{folder}/build/readme")
+        if output != readme["output"]:
+            sys.exit(f"README.md's program printed {output!r}, not {readme['output']!r}")
 
 
 if __name__ == "__main__":

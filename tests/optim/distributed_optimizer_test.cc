@@ -15,6 +15,7 @@
 #include <farspan/autograd/room.h>
 #include <farspan/rpc/init/rooms.h>
 
+#include "optim/layers.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -32,63 +33,12 @@ using namespace torch::optim;
 
 constexpr DistributedOptimizerOptions kConsistently{.mode = StepMode::kConsistent};
 
-// [n, 4] -> [n, 4], and which version of the weights that was.
-struct Layer {
-  explicit Layer(int index) {
-    const Tensor ramp = at::arange(16, at::kFloat).reshape({4, 4});
-    weights = {at::sin(ramp * (index + 1)).set_requires_grad(true),
-               at::cos(at::arange(4, at::kFloat) + index).set_requires_grad(true)};
-    base = version();
-  }
-  int64_t version() const { return static_cast<int64_t>(weights[0]._version()); }
-  static Tensor apply(const std::vector<Tensor>& weights, const Tensor& x) {
-    return at::tanh(at::addmm(weights[1], x, weights[0]));
-  }
-  std::vector<Tensor> forward(const Tensor& x) {
-    const int64_t read = version() - base;
-    return {apply(weights, x), at::scalar_tensor(read, at::kLong)};
-  }
-  std::vector<Tensor> parameters(bool) const { return weights; }
-  std::vector<Tensor> weights;
-  int64_t base = 0;
-};
-std::vector<std::shared_ptr<Layer>> layers;  // by owner
-std::shared_ptr<Layer> lend_layer() {
-  return layers.at(static_cast<size_t>(current_worker().rank()));
-}
 struct NoParameters {
   std::vector<Tensor> parameters(bool) const { throw std::runtime_error("there are none"); }
 };
 std::shared_ptr<NoParameters> lend_nothing() { return std::make_shared<NoParameters>(); }
-FARSPAN_REGISTER(lend_layer, lend_nothing);
-FARSPAN_REGISTER_METHODS(Layer, forward, parameters);
+FARSPAN_REGISTER(lend_nothing);
 FARSPAN_REGISTER_METHODS(NoParameters, parameters);
-
-Tensor batch(int trainer, int number) {
-  return at::sin(at::arange(12, at::kFloat).reshape({3, 4}) * (1 + trainer + 0.37 * number));
-}
-Tensor loss_of(const Tensor& y) { return (y * y).mean(); }
-
-// What one trainer holds of the layers on the first `owners` workers.
-struct Model {
-  explicit Model(int owners) {
-    for (int rank = 0; rank < owners; ++rank) {
-      parts.push_back(remote(rank, lend_layer));
-      parameters.push_back(parameter_rrefs(parts.back()));
-    }
-  }
-  // The versions read, in the order of the owners.
-  Tensor loss(Tensor x, std::vector<int64_t>* read = nullptr) const {
-    for (const auto& part : parts) {
-      const auto out = part.rpc_sync(&Layer::forward, x);
-      x = out[0];
-      if (read) read->push_back(out[1].item<int64_t>());
-    }
-    return loss_of(x);
-  }
-  std::vector<RRef<std::shared_ptr<Layer>>> parts;
-  ParameterRRefs parameters;
-};
 
 class DistributedOptimizerTest : public ::testing::Test {
  protected:
@@ -128,69 +78,7 @@ class DistributedOptimizerTest : public ::testing::Test {
   bool stopped = false;  // some worker was
 };
 
-struct Done {
-  int trainer, iteration;
-  uint64_t number;
-  std::vector<int64_t> read;
-};
-
 constexpr int kSteps = 500, kTrainers = 3, kFirstTrainer = 3;
-
-template <class Opt, class Options>
-std::vector<Done> train(int trainer, int owners, const Options& options,
-                        const DistributedOptimizerOptions& how) {
-  std::vector<Done> log;
-  const Model model(owners);
-  DistributedOptimizer<Opt> optimizer(model.parameters, options, how);
-  for (int i = 0; i < kSteps; ++i) {
-    Done done{trainer, i, 0, {}};
-    Context context;
-    context.backward({model.loss(batch(trainer, i), &done.read)});
-    done.number = optimizer.step(context);
-    log.push_back(done);
-  }
-  return log;
-}
-
-// Does again, in one thread, what the log says was done, and compares the parameters.
-template <class Opt, class Options>
-void expect_serial(const std::vector<Done>& log, int owners, const Options& options) {
-  std::vector<Tensor> now;
-  for (int owner = 0; owner < owners; ++owner) {
-    for (const Tensor& w : Layer(owner).weights) now.push_back(w);
-  }
-  const auto copy = [&] {
-    std::vector<Tensor> all;
-    for (const Tensor& w : now) all.push_back(w.detach().clone().set_requires_grad(true));
-    return all;
-  };
-  std::vector<std::vector<Tensor>> versions{copy()};
-  std::vector<std::unique_ptr<Opt>> optimizers;  // each trainer's
-  for (int i = 0; i < kTrainers; ++i) optimizers.push_back(std::make_unique<Opt>(now, options));
-  for (size_t i = 0; i < log.size(); ++i) {
-    const Done& done = log[i];
-    ASSERT_EQ(done.number, i + 1) << "each step has a number of its own";
-    for (const int64_t read : done.read) {
-      ASSERT_EQ(read, done.read[0]) << "all owners were read in one state";
-    }
-    ASSERT_LE(done.read[0], static_cast<int64_t>(i));
-    const auto& then = versions[static_cast<size_t>(done.read[0])];
-    Tensor x = batch(done.trainer, done.iteration);
-    for (size_t part = 0; part + 1 < then.size(); part += 2) {
-      x = Layer::apply({then[part], then[part + 1]}, x);
-    }
-    const auto gradients = torch::autograd::grad({loss_of(x)}, then);
-    for (size_t p = 0; p < now.size(); ++p) now[p].mutable_grad() = gradients[p];
-    optimizers[static_cast<size_t>(done.trainer - kFirstTrainer)]->step();
-    versions.push_back(copy());
-  }
-  for (int owner = 0; owner < owners; ++owner) {
-    for (size_t p = 0; p < 2; ++p) {
-      EXPECT_TRUE(at::equal(layers[static_cast<size_t>(owner)]->weights[p],
-                            now[2 * static_cast<size_t>(owner) + p]));
-    }
-  }
-}
 
 template <class Opt, class Options>
 std::vector<Done> train_all(Workers& workers, int owners, const Options& options,
@@ -199,15 +87,15 @@ std::vector<Done> train_all(Workers& workers, int owners, const Options& options
   for (int trainer = kFirstTrainer; trainer < kFirstTrainer + kTrainers; ++trainer) {
     trainers.push_back(std::async(std::launch::async, [&, trainer] {
       CurrentWorker current(workers[trainer]);
-      return train<Opt>(trainer, owners, options, how);
+      std::vector<Done> log;
+      train<Opt>(trainer, kSteps, owners, options, how, log);
+      return log;
     }));
   }
   std::vector<Done> log;
   for (auto& trainer : trainers) {
     for (Done& done : trainer.get()) log.push_back(std::move(done));
   }
-  std::sort(log.begin(), log.end(),
-            [](const Done& a, const Done& b) { return a.number < b.number; });
   return log;
 }
 
