@@ -34,4 +34,5 @@ struct Message {
     abort @14 :Data;                 # a wire failure
     release @15 :Void;               # the context is over: let go of all that is kept for it
   }
+  lost @16 :Bool;                    # release: because a worker that had a part in it was lost
 }

@@ -61,6 +61,9 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
   }
   Future<void> over;
   step([&](PassProtocol& p, PassActions& actions) FARSPAN_REQUIRES(mutex_) {
+    if (ended_) {
+      throw Error(Code::kShutdown, "this worker has been shut down").operation("backward");
+    }
     const PassId pass = p.begin(context->id, options.mode, options.retain_graph, deadline,
                                 messenger_->now(), actions);
     auto run = std::make_shared<PassRun>(pass, context);
@@ -146,14 +149,13 @@ std::shared_ptr<Executor> AutogradRoom::executor_of(PassRun& pass) const {
 // For a pass that another worker began; null when its context is gone.
 std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_or_make(const PassId& pass) {
   MutexLock lock(mutex_);
-  auto& run = passes_[pass];
-  if (run) return run;
-  const auto context = contexts_.find(pass.context);
-  if (context == contexts_.end()) {
-    passes_.erase(pass);
-    return nullptr;
-  }
-  run = std::make_shared<PassRun>(pass, context->second);
+  const auto found = passes_.find(pass);
+  if (found != passes_.end()) return found->second;
+  const auto known = contexts_.find(pass.context);
+  // One that has ended meanwhile must not come back: nothing would take it away.
+  if (known == contexts_.end() || !protocol_.knows(pass)) return nullptr;
+  auto run = std::make_shared<PassRun>(pass, known->second.context);
+  passes_.emplace(pass, run);
   return run;
 }
 
@@ -321,14 +323,32 @@ void AutogradRoom::complete(const Complete& action) {
 void AutogradRoom::on_message(agent::Request request) {
   try {
     Decoded decoded = decode(request.frame().meta.span(), request.frame().segments);
-    if (decoded.release) return release(decoded.release->context);
+    if (decoded.release) return end_context(*decoded.release);
     step(
         [&](PassProtocol& p, PassActions& actions) {
+          if (agent::current_call().caller_gone()) return;  // lose_peer() has been, or is to come
           p.received(request.from(), *decoded.message, messenger_->now(), actions);
         },
         &decoded.gradients);
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     log(LogLevel::kWarning, "autograd", e.what());
+  }
+}
+
+// Nothing arrives any more that could end what is under way.
+void AutogradRoom::end() {
+  std::map<PassId, std::shared_ptr<PassRun>> passes;
+  std::map<ContextId, Known> contexts;
+  {
+    MutexLock lock(mutex_);
+    ended_ = true;
+    passes.swap(passes_);
+    contexts.swap(contexts_);
+  }
+  for (const auto& [id, pass] : passes) {
+    if (id.initiator != self_) continue;
+    pass->over.set_error(
+        Error(Code::kShutdown, "this worker has been shut down").operation("backward"));
   }
 }
 

@@ -105,6 +105,7 @@ void encode(MetaBuilder& builder, const Release& release) {
   auto out = builder.init_root<schema::Message>();
   out.setContext(static_cast<uint64_t>(release.context));
   out.setRelease();
+  out.setLost(release.lost);
 }
 
 Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments) {
@@ -156,7 +157,7 @@ Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments
         break;
       }
       case schema::Message::RELEASE:
-        decoded.release = Release{pass.context};
+        decoded.release = Release{pass.context, in.getLost()};
         break;
       default:
         throw Error(Code::kCorrupt, "an unknown message about a backward pass");

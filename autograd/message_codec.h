@@ -13,9 +13,10 @@
 
 namespace farspan::dist_autograd {
 
-// "The context is over."
+// "The context is over"; or lost, with a worker that had a part in it.
 struct Release {
   ContextId context{};
+  bool lost = false;
 };
 
 // Writes a message; `gradients` travel with a GradientHead only.

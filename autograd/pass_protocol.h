@@ -78,6 +78,7 @@ class PassProtocol {
 
   // Passes under way here.
   size_t active() const noexcept { return passes_.size(); }
+  bool knows(const PassId& pass) const;  // it is under way here
 
   // One line for each pass under way: its phase and what it waits for.
   std::string describe() const;

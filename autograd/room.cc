@@ -77,7 +77,9 @@ AutogradRoom::AutogradRoom(Worker& worker)
     : messenger_(worker.share_messenger()),
       self_(worker.rank()),
       protocol_(worker.rank(), [messenger = worker.share_messenger()](int rank) {
-        return messenger->workers().at(static_cast<size_t>(rank)).name;
+        const auto& workers = messenger->workers();
+        const auto at = static_cast<size_t>(rank);
+        return at < workers.size() ? workers[at].name : "of rank " + std::to_string(rank);
       }) {}
 
 void AutogradRoom::listen() {
@@ -94,16 +96,24 @@ void AutogradRoom::listen() {
     if (!room) return;
     room->messenger_->run([room, rank, why] {
       room->lose_peer(rank, why);
-      std::vector<ContextId> orphans;  // that it had made
-      {
-        MutexLock lock(room->mutex_);
-        for (const auto& [id, context] : room->contexts_) {
-          if (maker_of(id) == rank) orphans.push_back(id);
-        }
-      }
-      for (const ContextId id : orphans) room->release(id);
+      room->lose_contexts_of(rank);
     });
   });
+}
+
+// Those that it had made, and those that its calls had brought: nobody else may know that they are
+// here, and no backward pass can cross them any more. The others that were called are told, so that
+// none takes part as if it were whole.
+void AutogradRoom::lose_contexts_of(int rank) {
+  std::vector<ContextId> orphans;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, known] : contexts_) {
+      if (maker_of(id) == self_) continue;
+      if (maker_of(id) == rank || known.callers.count(rank) > 0) orphans.push_back(id);
+    }
+  }
+  for (const ContextId id : orphans) end_context({id, /*lost=*/true});
 }
 
 ContextPtr AutogradRoom::new_context() {
@@ -111,7 +121,7 @@ ContextPtr AutogradRoom::new_context() {
   auto context = std::make_shared<ContextState>(id);
   {
     MutexLock lock(mutex_);
-    contexts_.emplace(id, context);
+    contexts_.emplace(id, Known{context, {}});
   }
   try {
     pass_gate(id);
@@ -130,35 +140,56 @@ void AutogradRoom::pass_gate(ContextId id) {
 std::vector<ContextId> AutogradRoom::contexts() const {
   MutexLock lock(mutex_);
   std::vector<ContextId> all;
-  for (const auto& [id, context] : contexts_) all.push_back(id);
+  for (const auto& [id, known] : contexts_) all.push_back(id);
   return all;
 }
 
 ContextPtr AutogradRoom::find(ContextId id) const {
   MutexLock lock(mutex_);
   const auto found = contexts_.find(id);
-  return found == contexts_.end() ? nullptr : found->second;
+  return found == contexts_.end() ? nullptr : found->second.context;
 }
 
-ContextPtr AutogradRoom::find_or_make(ContextId id) {
+void AutogradRoom::check_whole(ContextId id) const {
+  const auto found = released_.find(id);
+  if (found == released_.end() || !found->second.lost) return;
+  throw Error(Code::kDisconnected, "a worker that had a part in this context was lost")
+      .operation("context of worker '" +
+                 messenger_->workers().at(static_cast<size_t>(maker_of(id))).name + "'")
+      .advice("make a new Context and do the step again");
+}
+
+ContextPtr AutogradRoom::find_whole(ContextId id) const {
   MutexLock lock(mutex_);
-  if (released_.count(id) > 0) return nullptr;
-  auto& context = contexts_[id];
-  if (!context) context = std::make_shared<ContextState>(id);
-  return context;
+  check_whole(id);
+  const auto found = contexts_.find(id);
+  return found == contexts_.end() ? nullptr : found->second.context;
 }
 
-void AutogradRoom::release(ContextId id) {
+ContextPtr AutogradRoom::find_or_make(ContextId id, const agent::CallContext& call) {
+  MutexLock lock(mutex_);
+  check_whole(id);
+  if (released_.count(id) > 0) return nullptr;
+  // After this lock, lose_contexts_of() finds what is made here.
+  if (call.caller_gone()) throw Error(Code::kDisconnected, "the caller was lost");
+  Known& known = contexts_[id];
+  if (!known.context) known.context = std::make_shared<ContextState>(id);
+  if (call.from != self_) known.callers.insert(call.from);
+  return known.context;
+}
+
+void AutogradRoom::end_context(const Release& release) {
+  const ContextId id = release.context;
   ContextPtr context;
   std::set<int> workers;
   {
     MutexLock lock(mutex_);
     const auto found = contexts_.find(id);
     if (found != contexts_.end()) {
-      context = std::move(found->second);
+      context = std::move(found->second.context);
       contexts_.erase(found);
     }
-    if (released_.insert(id).second) released_order_.push_back(id);
+    if (released_.emplace(id, release).second) released_order_.push_back(id);
     if (released_order_.size() > 2 * kTombstones) {
       for (size_t i = 0; i < kTombstones; ++i) released_.erase(released_order_[i]);
       released_order_.erase(released_order_.begin(), released_order_.begin() + kTombstones);
@@ -167,19 +198,21 @@ void AutogradRoom::release(ContextId id) {
   release_passes(id);
   if (gate_) gate_->released(id);
   if (!context) return;
+  std::unordered_map<uint64_t, std::shared_ptr<SendNode>> sends;  // destroyed outside the lock
   {
     MutexLock lock(context->mutex);
     workers.swap(context->workers);
-    context->sends.clear();
+    sends.swap(context->sends);
+    context->released = true;
   }
-  tell_release(id, workers);
+  tell(release, workers);
 }
 
-void AutogradRoom::tell_release(ContextId id, const std::set<int>& workers) {
+void AutogradRoom::tell(const Release& release, const std::set<int>& workers) {
   for (const int rank : workers) {
     if (rank == self_) continue;
     MetaBuilder builder;
-    encode(builder, Release{id});
+    encode(builder, release);
     wire::OutFrame frame;
     frame.header.kind = wire::Kind::kAutogradControl;
     frame.meta = builder.finish();
@@ -189,15 +222,7 @@ void AutogradRoom::tell_release(ContextId id, const std::set<int>& workers) {
 
 AutogradCounters AutogradRoom::counters() const {
   MutexLock lock(mutex_);
-  return {contexts_.size(), protocol_.active()};
-}
-
-void AutogradRoom::end() {
-  std::map<PassId, std::shared_ptr<PassRun>> passes;
-  std::map<ContextId, ContextPtr> contexts;
-  MutexLock lock(mutex_);
-  passes.swap(passes_);
-  contexts.swap(contexts_);
+  return {contexts_.size(), std::max(protocol_.active(), passes_.size())};
 }
 
 void AutogradRoom::record(ContextState& context, int to, const TensorList& tensors,
@@ -215,9 +240,12 @@ void AutogradRoom::record(ContextState& context, int to, const TensorList& tenso
 std::shared_ptr<Interceptor::Scope> AutogradRoom::before_request(int to, TensorList& tensors,
                                                                  Extensions& extensions) {
   if (!thread_context || thread_context->finished) return nullptr;
+  {
+    MutexLock lock(thread_context->mutex);
+    if (thread_context->released) return nullptr;
+    thread_context->workers.insert(to);
+  }
   record(*thread_context, to, tensors, extensions);
-  MutexLock lock(thread_context->mutex);
-  thread_context->workers.insert(to);
   return std::make_shared<ContextScope>(thread_context);
 }
 
@@ -232,7 +260,7 @@ std::shared_ptr<Interceptor::Scope> AutogradRoom::after_request(
     int from, std::span<const Extension> extensions, TensorList& tensors) {
   const Extension* extension = extension_of(extensions);
   if (!extension) return nullptr;
-  ContextPtr context = find_or_make(ContextId(extension->first));
+  ContextPtr context = find_or_make(ContextId(extension->first), agent::current_call());
   if (!context) return nullptr;  // a call that outlived its context runs, but is not recorded
   pass_gate(context->id);
   record_incoming(from, *extension, tensors);

@@ -31,13 +31,17 @@ struct ContextState {
   Mutex mutex;
   std::unordered_map<uint64_t, std::shared_ptr<SendNode>> sends FARSPAN_GUARDED_BY(mutex);
   std::set<int> workers FARSPAN_GUARDED_BY(mutex);  // that know of it through this one
+  // What follows is not recorded: a function may outlive the context that it was called in, and
+  // nobody would tell those whom it calls that the context is over.
+  bool released FARSPAN_GUARDED_BY(mutex) = false;
   // At its maker, by a consistent step: what follows is not recorded any more.
   std::atomic<bool> finished{false};
 };
 using ContextPtr = std::shared_ptr<ContextState>;
 
 struct AutogradCounters {
-  size_t contexts = 0, passes = 0;
+  size_t contexts = 0;
+  size_t passes = 0;  // under way, or with something left of them
 };
 
 // Whom a worker asks before a context may use what it holds: consistent optimizers.
@@ -65,9 +69,12 @@ class AutogradRoom final : public WorkerRoom,
 
   // Waits at the gate, if there is one.
   ContextPtr new_context();
-  void release(ContextId id);
+  void release(ContextId id) { end_context({id}); }
   // Null: there is none (any more).
   ContextPtr find(ContextId id) const;
+  // The same.
+  //   throws  Error kDisconnected: what was kept of it went with a worker that was lost
+  ContextPtr find_whole(ContextId id) const;
   void backward(const ContextPtr& context, const std::vector<at::Tensor>& roots,
                 const std::vector<at::Tensor>& gradients, const BackwardOptions& options);
   AutogradCounters counters() const;
@@ -93,7 +100,17 @@ class AutogradRoom final : public WorkerRoom,
 
   explicit AutogradRoom(Worker& worker);
   void listen();
-  ContextPtr find_or_make(ContextId id);  // null: it has been released
+  struct Known {
+    ContextPtr context;
+    std::set<int> callers;  // other workers whose calls brought it here
+  };
+
+  void end_context(const Release& release);
+  void lose_contexts_of(int rank);
+  void check_whole(ContextId id) const FARSPAN_REQUIRES(mutex_);
+  // Null: it has been released.
+  //   throws  Error kDisconnected: it, or the caller, was lost
+  ContextPtr find_or_make(ContextId id, const agent::CallContext& call);
   void record(ContextState& context, int to, const TensorList& tensors, Extensions& extensions);
 
   template <class Fn>
@@ -116,7 +133,7 @@ class AutogradRoom final : public WorkerRoom,
   std::shared_ptr<Executor> executor_of(PassRun& pass) const;
   std::shared_ptr<Executor> make_executor(const std::shared_ptr<PassRun>& pass,
                                           const PassTerms& terms);
-  void tell_release(ContextId id, const std::set<int>& workers);
+  void tell(const Release& release, const std::set<int>& workers);
 
   const std::shared_ptr<agent::Messenger> messenger_;
   const int self_;
@@ -125,10 +142,11 @@ class AutogradRoom final : public WorkerRoom,
 
   mutable Mutex mutex_;
   PassProtocol protocol_ FARSPAN_GUARDED_BY(mutex_);
-  std::map<ContextId, ContextPtr> contexts_ FARSPAN_GUARDED_BY(mutex_);
-  std::set<ContextId> released_ FARSPAN_GUARDED_BY(mutex_);  // tombstones
+  std::map<ContextId, Known> contexts_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<ContextId, Release> released_ FARSPAN_GUARDED_BY(mutex_);  // tombstones
   std::vector<ContextId> released_order_ FARSPAN_GUARDED_BY(mutex_);
   std::map<PassId, std::shared_ptr<PassRun>> passes_ FARSPAN_GUARDED_BY(mutex_);
+  bool ended_ FARSPAN_GUARDED_BY(mutex_) = false;
 };
 
 // The context that the calling thread is in; null: none.

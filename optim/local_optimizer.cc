@@ -42,7 +42,7 @@ LocalOptimizer::~LocalOptimizer() {
 
 void LocalOptimizer::step(uint64_t context) {
   const auto room = dist_autograd::AutogradRoom::of(current_worker());
-  const auto state = room->find(dist_autograd::ContextId(context));
+  const auto state = room->find_whole(dist_autograd::ContextId(context));
   if (!state) return;
   MutexLock lock(mutex_);
   for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -1,6 +1,8 @@
 #include <farspan/optim/room.h>
 
 #include <algorithm>
+#include <cstring>
+#include <span>
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/rpc/call/register.h>
@@ -21,26 +23,21 @@ Future<uint64_t> gate_enter(uint64_t context) {
 void gate_adopt(uint64_t context) {
   here().on_adopt(agent::current_call().from, OptimRoom::ContextId(context));
 }
-void gate_leave(uint64_t context) {
-  here().on_leave(agent::current_call().from, OptimRoom::ContextId(context));
-}
 Future<uint64_t> gate_begin_step(uint64_t key, uint64_t context,
                                  const std::vector<int64_t>& owners) {
   const agent::CallContext& call = agent::current_call();
   return here().on_begin(call.from, OptimRoom::StepKey(key), OptimRoom::ContextId(context), owners,
                          call.deadline);
 }
-void gate_end_step(uint64_t key) {
-  here().on_end(agent::current_call().from, OptimRoom::StepKey(key));
-}
 
 FARSPAN_REGISTER_AS("farspan::optim::gate_enter", gate_enter);
 FARSPAN_REGISTER_AS("farspan::optim::gate_adopt", gate_adopt);
-FARSPAN_REGISTER_AS("farspan::optim::gate_leave", gate_leave);
 FARSPAN_REGISTER_AS("farspan::optim::gate_begin_step", gate_begin_step);
-FARSPAN_REGISTER_AS("farspan::optim::gate_end_step", gate_end_step);
 
 uint64_t number(OptimRoom::ContextId context) { return static_cast<uint64_t>(context); }
+
+// How many of those that overtook what they end are remembered: as many as may be under way.
+constexpr size_t kOvertaken = 4096;
 
 }  // namespace
 
@@ -69,7 +66,17 @@ OptimRoom::OptimRoom(Worker& worker)
         return at < workers.size() ? workers[at].name : "rank " + std::to_string(rank);
       }) {}
 
+// What ends something is told in frames without an answer: no deadline of the call that happens to be
+// served, and no lack of threads, may keep it back.
 void OptimRoom::listen() {
+  messenger_->handle(wire::Kind::kOptimizer, agent::Messenger::Run::kInline,
+                     [weak = weak_from_this()](agent::Request request) {
+                       Farewell farewell;
+                       const auto room = weak.lock();
+                       if (!room || request.frame().meta.size() != sizeof farewell) return;
+                       std::memcpy(&farewell, request.frame().meta.data(), sizeof farewell);
+                       room->on_farewell(request.from(), farewell);
+                     });
   if (messenger_->self().rank != kGateKeeper) return;
   messenger_->on_worker_lost([weak = weak_from_this()](int rank, const Error& why) {
     const auto room = weak.lock();
@@ -77,6 +84,7 @@ void OptimRoom::listen() {
     room->messenger_->run([room, rank, why] {
       room->drive([&](GateActions& actions) FARSPAN_REQUIRES(room->gate_mutex_) {
         std::erase_if(room->steps_, [&](const auto& step) { return step.first.first == rank; });
+        std::erase_if(room->overtaken_, [&](const auto& one) { return one.first == rank; });
         room->gate_.lose_worker(rank, why, actions);
       });
     });
@@ -131,7 +139,7 @@ void OptimRoom::adopt_contexts() {
   for (const ContextId context : autograd->contexts()) {
     {
       MutexLock lock(mutex_);
-      if (!entered_.emplace(context, make_ready_future<uint64_t>(0)).second) continue;
+      if (!entered_.emplace(context, Entry{make_ready_future<uint64_t>(0)}).second) continue;
     }
     if (here->rank() == kGateKeeper) {
       on_adopt(here->rank(), context);
@@ -156,10 +164,11 @@ bool OptimRoom::enter(ContextId context) {
   bool ask = false;
   {
     MutexLock lock(mutex_);
-    Future<uint64_t>& known = entered_[context];
-    ask = !known.valid() || known.has_error();
-    if (ask) known = answer.future();
-    entry = known;
+    Entry& known = entered_[context];
+    known.in_doubt |= known.asked.valid() && known.asked.has_error();
+    ask = !known.asked.valid() || known.asked.has_error();
+    if (ask) known.asked = answer.future();
+    entry = known.asked;
   }
   if (ask) {
     const auto here = worker();
@@ -177,7 +186,7 @@ bool OptimRoom::enter(ContextId context) {
 }
 
 void OptimRoom::released(ContextId context) noexcept {
-  Future<uint64_t> entry;
+  Entry entry;
   {
     MutexLock lock(mutex_);
     const auto found = entered_.find(context);
@@ -185,21 +194,11 @@ void OptimRoom::released(ContextId context) noexcept {
     entry = std::move(found->second);
     entered_.erase(found);
   }
-  // After the answer, or leaving might overtake entering.
-  entry.on_ready([weak = weak_from_this(), context] {
+  // After the answer, or leaving might overtake entering; without one, it still may.
+  entry.asked.on_ready([weak = weak_from_this(), context, entry] {
+    const bool answered = !entry.in_doubt && !entry.asked.has_error();
     const auto room = weak.lock();
-    if (!room) return;
-    try {
-      const auto here = room->worker();
-      const dist_autograd::OutsideContext outside;
-      if (here->rank() == kGateKeeper) {
-        room->on_leave(here->rank(), context);
-      } else {
-        here->rpc_async(kGateKeeper, gate_leave, number(context));
-      }
-    } catch (const Error& e) {
-      if (e.code() != Code::kShutdown) log(LogLevel::kWarning, "optim", e.what());
-    }
+    if (room) room->tell({answered ? Farewell::kLeft : Farewell::kGaveUp, number(context)});
   });
 }
 
@@ -218,16 +217,15 @@ uint64_t OptimRoom::begin_step(StepKey key, ContextId context, const std::vector
 }
 
 void OptimRoom::end_step(StepKey key) noexcept {
-  try {
-    const auto here = worker();
-    if (here->rank() == kGateKeeper) {
-      on_end(here->rank(), key);
-    } else {
-      here->rpc_async(kGateKeeper, gate_end_step, static_cast<uint64_t>(key));
-    }
-  } catch (const Error& e) {
-    if (e.code() != Code::kShutdown) log(LogLevel::kWarning, "optim", e.what());
-  }
+  tell({Farewell::kStepped, static_cast<uint64_t>(key)});
+}
+
+void OptimRoom::tell(const Farewell& farewell) noexcept {
+  if (messenger_->self().rank == kGateKeeper) return on_farewell(kGateKeeper, farewell);
+  wire::OutFrame frame;
+  frame.header.kind = wire::Kind::kOptimizer;
+  frame.meta = std::as_bytes(std::span(&farewell, 1));
+  messenger_->post(kGateKeeper, frame);
 }
 
 // --- As the keeper of the gate.
@@ -305,44 +303,67 @@ void OptimRoom::expire(Ticket ticket) {
             FARSPAN_REQUIRES(gate_mutex_) { gate_.expire(ticket, messenger_->now(), actions); });
 }
 
+// A request may come to run when its caller has been lost, or has given it up already. It must not
+// begin then: nobody would end it.
+void OptimRoom::check_wanted(int from, const Farewell& end) {
+  if (agent::current_call().caller_gone()) {
+    throw Error(Code::kDisconnected, "the caller was lost").operation("consistent step");
+  }
+  if (overtaken_.erase({from, end}) > 0) {
+    throw Error(Code::kCancelled, "the caller has given up").operation("consistent step");
+  }
+}
+
 Future<uint64_t> OptimRoom::on_enter(int owner, ContextId context, Deadline deadline) {
-  return ask([&](GateActions& actions) FARSPAN_REQUIRES(
-                 gate_mutex_) { return gate_.enter(context, owner, messenger_->now(), actions); },
-             deadline);
+  return ask(
+      [&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+        check_wanted(owner, {Farewell::kGaveUp, number(context)});
+        return gate_.enter(context, owner, messenger_->now(), actions);
+      },
+      deadline);
 }
 
 void OptimRoom::on_adopt(int owner, ContextId context) {
   MutexLock lock(gate_mutex_);
+  check_wanted(owner, {Farewell::kGaveUp, number(context)});
   gate_.adopt(context, owner, messenger_->now());
 }
 
-void OptimRoom::on_leave(int owner, ContextId context) {
-  drive([&](GateActions& actions)
-            FARSPAN_REQUIRES(gate_mutex_) { gate_.leave(context, owner, actions); });
+void OptimRoom::on_farewell(int from, const Farewell& farewell) {
+  if (farewell.what == Farewell::kLeft || farewell.what == Farewell::kGaveUp) {
+    drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+      gate_.leave(ContextId(farewell.id), from, actions);
+      if (farewell.what == Farewell::kGaveUp) remember_overtaken(from, farewell);
+    });
+  } else if (farewell.what == Farewell::kStepped) {
+    std::map<Ticket, Waiting>::node_type given_up;  // nobody listens to its promise any more
+    drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+      const auto found = steps_.find({from, StepKey(farewell.id)});
+      if (found == steps_.end()) return remember_overtaken(from, farewell);
+      given_up = waiting_.extract(found->second);
+      gate_.step_done(found->second, actions);
+      steps_.erase(found);
+    });
+    if (given_up && given_up.mapped().timer) messenger_->cancel(given_up.mapped().timer);
+  }
+}
+
+void OptimRoom::remember_overtaken(int from, const Farewell& farewell) {
+  overtaken_.emplace(from, farewell);
+  if (overtaken_.size() > kOvertaken) overtaken_.erase(overtaken_.begin());
 }
 
 Future<uint64_t> OptimRoom::on_begin(int trainer, StepKey key, ContextId context,
                                      const std::vector<int64_t>& owners, Deadline deadline) {
   return ask(
       [&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+        check_wanted(trainer, {Farewell::kStepped, static_cast<uint64_t>(key)});
         const Ticket ticket = gate_.request_step(context, trainer, {owners.begin(), owners.end()},
                                                  messenger_->now(), actions);
         steps_[{trainer, key}] = ticket;
         return ticket;
       },
       deadline);
-}
-
-void OptimRoom::on_end(int trainer, StepKey key) {
-  std::map<Ticket, Waiting>::node_type given_up;  // nobody listens to its promise any more
-  drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
-    const auto found = steps_.find({trainer, key});
-    if (found == steps_.end()) return;
-    given_up = waiting_.extract(found->second);
-    gate_.step_done(found->second, actions);
-    steps_.erase(found);
-  });
-  if (given_up && given_up.mapped().timer) messenger_->cancel(given_up.mapped().timer);
 }
 
 GateCounters OptimRoom::counters() const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <map>
 #include <memory>
 #include <set>
@@ -54,10 +55,8 @@ class OptimRoom final : public WorkerRoom,
   // What rank 0 is asked.
   Future<uint64_t> on_enter(int owner, ContextId context, Deadline deadline);
   void on_adopt(int owner, ContextId context);
-  void on_leave(int owner, ContextId context);
   Future<uint64_t> on_begin(int trainer, StepKey key, ContextId context,
                             const std::vector<int64_t>& owners, Deadline deadline);
-  void on_end(int trainer, StepKey key);
 
   // Of the gate: all zero but on rank 0.
   GateCounters counters() const;
@@ -66,10 +65,25 @@ class OptimRoom final : public WorkerRoom,
   void end() override;
 
  private:
+  // What rank 0 is told, as it lies on the wire.
+  struct Farewell {
+    // A context is gone at the sender, which had entered it; which may yet come to enter it, by a
+    // request without an answer; a step of the sender's has ended.
+    enum What : uint64_t { kLeft = 1, kGaveUp = 2, kStepped = 3 };
+    uint64_t what = 0;
+    uint64_t id = 0;  // ContextId or StepKey
+    auto operator<=>(const Farewell&) const = default;
+  };
   // A request that the gate has not answered yet.
   struct Waiting {
     Promise<uint64_t> answer;
     agent::TimerId timer = 0;
+  };
+
+  // That a context has entered here.
+  struct Entry {
+    Future<uint64_t> asked = {};
+    bool in_doubt = false;  // an earlier request had no answer
   };
 
   explicit OptimRoom(Worker& worker);
@@ -83,6 +97,10 @@ class OptimRoom final : public WorkerRoom,
   template <class Request>
   Future<uint64_t> ask(Request&& request, Deadline deadline);
   void expire(Ticket ticket);
+  void tell(const Farewell& farewell) noexcept;
+  void on_farewell(int from, const Farewell& farewell);
+  void check_wanted(int from, const Farewell& end) FARSPAN_REQUIRES(gate_mutex_);
+  void remember_overtaken(int from, const Farewell& farewell) FARSPAN_REQUIRES(gate_mutex_);
 
   const std::weak_ptr<Worker> worker_;
   const std::shared_ptr<agent::Messenger> messenger_;
@@ -91,12 +109,14 @@ class OptimRoom final : public WorkerRoom,
 
   Mutex mutex_;
   Future<void> guarded_ FARSPAN_GUARDED_BY(mutex_);  // since guards_ was zero
-  std::map<ContextId, Future<uint64_t>> entered_ FARSPAN_GUARDED_BY(mutex_);  // or asked to
+  std::map<ContextId, Entry> entered_ FARSPAN_GUARDED_BY(mutex_);
 
   mutable Mutex gate_mutex_;
   StepGate gate_ FARSPAN_GUARDED_BY(gate_mutex_);
   std::map<Ticket, Waiting> waiting_ FARSPAN_GUARDED_BY(gate_mutex_);
   std::map<std::pair<int, StepKey>, Ticket> steps_ FARSPAN_GUARDED_BY(gate_mutex_);
+  // Farewells that came before what they end.
+  std::set<std::pair<int, Farewell>> overtaken_ FARSPAN_GUARDED_BY(gate_mutex_);
 };
 
 }  // namespace farspan::optim

@@ -44,7 +44,8 @@ void Parting::listen() {
                          return meeting.on_message(request.from(), message);
                        });
                      });
-  messenger_->on_worker_lost([weak = weak_from_this()](int rank, const Error&) {
+  messenger_->on_worker_lost([weak = weak_from_this()](int rank, const Error& why) {
+    if (why.code() == Code::kShutdown) return;  // it was told before us that the meeting is over
     if (const auto self = weak.lock()) {
       self->step([&](agent::Meeting& meeting) { return meeting.on_lost(rank); });
     }

@@ -66,12 +66,13 @@ void RRefTable::listen() {
   messenger_->handle(wire::Kind::kRemoteCall, Run::kAsTask, with_table(&RRefTable::serve_creation));
   messenger_->handle(wire::Kind::kRRefCall, Run::kAsTask, with_table(&RRefTable::serve_call));
   messenger_->handle(wire::Kind::kRRefFetch, Run::kAsTask, with_table(&RRefTable::serve_fetch));
-  messenger_->on_worker_lost([weak](int rank, const Error&) {
+  messenger_->on_worker_lost([weak](int rank, const Error& why) {
     const auto table = weak.lock();
     if (!table || rank == table->self_.rank) return;
+    using Loss = rref::RRefProtocol::Loss;
+    const Loss loss = why.code() == Code::kShutdown ? Loss::kEnded : Loss::kUnreachable;
     table->step_quietly([&](rref::RRefProtocol& p) {
-      p.on_peer_lost(table->run_of(rank), rref::RRefProtocol::Loss::kUnreachable,
-                     table->messenger_->now());
+      p.on_peer_lost(table->run_of(rank), loss, table->messenger_->now());
     });
   });
   messenger_->on_late_reply([weak](int from, wire::InFrame&& reply) {

@@ -33,7 +33,8 @@ class RequestTask final : public net::Task {
       return;
     }
     CallContext& context = current_call();
-    const CallContext outer = std::exchange(context, {request_.deadline(), chain, request_.from()});
+    const CallContext outer = std::exchange(
+        context, {request_.deadline(), chain, request_.from(), request_.route()});
     handler_(std::move(request_));
     context = outer;
   }
@@ -342,11 +343,11 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
       peer.dialing = false;
     }
     if (peer.incoming == connection) peer.incoming = nullptr;
-    if (stopped_ || connection->ending() || peer.lost) return;
-    peer.lost = true;
+    if (stopped_) return;
     callbacks = on_lost_;
   }
-  for (const auto& callback : callbacks) callback(static_cast<int>(rank), why);
+  const Error reason = connection->ending() ? Error(Code::kShutdown, "it has been shut down") : why;
+  for (const auto& callback : callbacks) callback(static_cast<int>(rank), reason);
 }
 
 }  // namespace farspan::agent

@@ -87,8 +87,7 @@ class Agent final : public Messenger, private ConnectionOwner {
     std::shared_ptr<Connection> line;      // null before the first call, and after a loss
     std::shared_ptr<Connection> incoming;  // to itself: the other end
     bool dialing = false;
-    int reserved = 0;   // handshakes that were welcomed, and will open the line any moment
-    bool lost = false;  // already announced
+    int reserved = 0;  // handshakes that were welcomed, and will open the line any moment
   };
   struct HandlerSlot {
     Run run = Run::kAsTask;

@@ -79,6 +79,7 @@ class Connection final : public net::Source, public ReplyRoute {
   bool wait(FutureCore& future, Deadline deadline);
 
   const WorkerInfo& peer() const noexcept { return peer_; }
+  bool leads_back() const noexcept override { return !is_closed(); }
   bool is_open() const noexcept { return state_.load() == State::kOpen; }
   bool is_closed() const noexcept {
     return state_.load(std::memory_order_acquire) == State::kClosed;

@@ -43,6 +43,8 @@ class ReplyRoute {
  public:
   virtual ~ReplyRoute() = default;
   virtual void send_reply(wire::OutFrame& frame) = 0;
+  // False once the line has ended: no answer arrives any more.
+  virtual bool leads_back() const noexcept = 0;
 };
 
 // A request that arrived, and the duty to answer it. Movable; when it is dropped without an answer,
@@ -62,6 +64,8 @@ class Request {
   const wire::InFrame& frame() const noexcept { return frame_; }
   wire::InFrame& frame() noexcept { return frame_; }
   Deadline deadline() const noexcept { return deadline_; }
+  // Null once it was answered.
+  const std::shared_ptr<ReplyRoute>& route() const noexcept { return route_; }
   bool one_way() const noexcept { return frame_.header.flags & wire::kOneWay; }
 
   // Both answer once; for a one-way request they do nothing.
@@ -83,6 +87,12 @@ struct CallContext {
   Deadline deadline;
   uint64_t chain = 0;
   int from = -1;
+  std::shared_ptr<const ReplyRoute> route = nullptr;
+
+  // The line that the call came by has ended. on_worker_lost() tells of that afterwards; so who
+  // keeps something until a caller is lost has to ask this first, under the lock under which he
+  // lets go of it: a call may begin to run after its caller was lost.
+  bool caller_gone() const noexcept { return route && !route->leads_back(); }
 };
 // The calling thread's; empty outside of a call.
 CallContext& current_call() noexcept;
@@ -134,7 +144,9 @@ class Messenger {
   // Runs `task` soon on a thread on which it may block.
   virtual void run(std::function<void()> task) = 0;
 
-  // Told once for each worker that is lost, with the reason; from any thread, must not block.
+  // Told each time that a line to a worker ends, or cannot be made; from any thread, must not block.
+  //   why  kShutdown: the worker has said goodbye, and its run is over; else it is out of reach, and
+  //        may be back on a new line, which nothing of the old one survives
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;
 

@@ -21,6 +21,10 @@ class SimMessenger::Route final : public agent::ReplyRoute {
     const auto from = from_.lock();
     if (from && from->alive()) from->network_->send_reply(*from, to_, epoch_, frame);
   }
+  bool leads_back() const noexcept override {
+    const auto from = from_.lock();
+    return from && from->alive() && from->network_->knows_line(from->rank_, to_, epoch_);
+  }
 
  private:
   const std::weak_ptr<SimMessenger> from_;
@@ -159,7 +163,7 @@ void SimMessenger::serve(const Handler& handler, Request request) {
   }
   const uint64_t chain = request.frame().header.chain;
   CallContext& context = agent::current_call();
-  const CallContext outer = std::exchange(context, {request.deadline(), chain, request.from()});
+  const CallContext outer = std::exchange(context, {request.deadline(), chain, request.from(), request.route()});
   const uint64_t outer_chain = net::current_chain();
   net::set_current_chain(chain);
   handler(std::move(request));
@@ -195,13 +199,18 @@ void SimMessenger::fail_call(uint64_t id, const Error& why) {
   alive() ? network_->scheduler().run_as(life_, fail) : fail();
 }
 
-void SimMessenger::on_line_end(int peer, int epoch, const Error& why, bool tells_loss) {
+void SimMessenger::on_line_end(int peer, int epoch, const Error& why) {
   std::vector<uint64_t> lost;
   for (const auto& [id, call] : pending_) {
     if (call.to == peer && call.epoch <= epoch) lost.push_back(id);
   }
-  for (const uint64_t id : lost) fail_call(id, why);
-  if (!tells_loss || !alive()) return;
+  const Error of_calls(Code::kDisconnected, "the connection was closed by the other side");
+  for (const uint64_t id : lost) fail_call(id, of_calls);
+  tell_loss(peer, why);
+}
+
+void SimMessenger::tell_loss(int peer, const Error& why) {
+  if (!alive()) return;
   const std::string what = self().name + " hears that a worker is lost";
   for (const OnLost& callback : std::vector<OnLost>(on_lost_)) {
     if (!alive()) return;  // a callback may have ended it

@@ -74,7 +74,8 @@ class SimMessenger final : public agent::Messenger,
   // What the network brings.
   void on_request(int from, int epoch, wire::InFrame&& frame);
   void on_reply(int from, wire::InFrame&& frame, bool copy);
-  void on_line_end(int peer, int epoch, const Error& why, bool tells_loss);
+  void on_line_end(int peer, int epoch, const Error& why);
+  void tell_loss(int peer, const Error& why);
   void fail_call(uint64_t id, const Error& why);
   void die(const Error& why);
 

@@ -185,7 +185,7 @@ void SimNetwork::put_on_line(Item item) {
 
 // The frame itself is gone already.
 void SimNetwork::lose(const Item& item, Loss loss) {
-  if (loss == Loss::kBreaksLine) return end_line(item.from, item.to, true, "the connection failed");
+  if (loss == Loss::kBreaksLine) return end_line(item.from, item.to, Error(Code::kDisconnected, "the connection failed"));
   if (loss == Loss::kFailsCall) {
     fail_call_of(item, Error(Code::kDisconnected, "the connection failed"));
   }
@@ -261,8 +261,13 @@ void SimNetwork::arrive(Item item) {
   if (item.to_life != 0 && item.to_life != receiver->life()) return note(text + ": for its past");
   if (!receiver->alive() || cut != cuts_.end()) {
     note(text + ": refused");
-    return fail_call_of(item, Error(Code::kUnavailable,
-                                    receiver->alive() ? "no way leads there" : "nobody listens"));
+    const Error why(Code::kUnavailable, receiver->alive() ? "no way leads there" : "nobody listens");
+    fail_call_of(item, why);
+    const auto sender = at(item.from);
+    if (!sender->alive()) return;
+    scheduler_.at(scheduler_.now(), sender->life(), sender->self().name + " cannot connect",
+                  [sender, to = item.to, why] { sender->tell_loss(to, why); });
+    return;
   }
   note(text + (item.copy ? ", again" : ""));
   receiver->counters_.bytes_received +=
@@ -283,10 +288,8 @@ void SimNetwork::arrive_end(const Item& item) {
   LineEnd& end = ends_[{item.to, item.from}];
   if (end.epoch > item.epoch) return;  // of a line that it never had
   end.epoch = item.epoch + 1;
-  const bool tells = item.tells_loss && end.lost != item.instance;
-  if (tells) end.lost = item.instance;
   note(name(item.to) + " hears that its line to " + name(item.from) + " is gone");
-  receiver->on_line_end(item.from, item.epoch, Error(Code::kDisconnected, item.why), tells);
+  receiver->on_line_end(item.from, item.epoch, item.why);
 }
 
 void SimNetwork::drop_frames(int from, int to, bool may_straggle) {
@@ -306,37 +309,35 @@ void SimNetwork::drop_frames(int from, int to, bool may_straggle) {
   lane->second = std::move(kept);
 }
 
-void SimNetwork::put_end(int from, int to, int epoch, bool tells_loss, const std::string& why) {
+void SimNetwork::put_end(int from, int to, int epoch, const Error& why) {
   Item end;
   end.from = from;
   end.to = to;
   end.epoch = epoch;
   end.not_before = scheduler_.now();
   end.end = true;
-  end.tells_loss = tells_loss;
-  end.instance = at(from)->instance();
   end.why = why;
   put_on_line(std::move(end));
 }
 
 // Both ends are told, each when what is before it on its lane has arrived.
-void SimNetwork::end_line(int from, int to, bool tells_loss, const std::string& why) {
+void SimNetwork::end_line(int from, int to, const Error& why) {
   Line& between = line(from, to);
   if (!std::exchange(between.open, false)) return;
   const int epoch = between.epoch++;
   drop_frames(from, to, options_.stragglers);
-  put_end(from, to, epoch, tells_loss, why);
+  put_end(from, to, epoch, why);
   if (from == to) return;
   drop_frames(to, from, options_.stragglers);
-  put_end(to, from, epoch, tells_loss, why);
+  put_end(to, from, epoch, why);
 }
 
 void SimNetwork::break_line(const std::string& a, const std::string& b) {
   note("the line between " + a + " and " + b + " breaks");
-  end_line(rank_of(a), rank_of(b), true, "the connection failed");
+  end_line(rank_of(a), rank_of(b), Error(Code::kDisconnected, "the connection failed"));
 }
 
-void SimNetwork::end_life(int rank, Sent sent, bool tells_loss, const std::string& why) {
+void SimNetwork::end_life(int rank, Sent sent, const Error& why) {
   const std::shared_ptr<SimMessenger> messenger = at(rank);
   if (!messenger->alive()) return;
   for (int other = 0; other < size(); ++other) {
@@ -345,7 +346,7 @@ void SimNetwork::end_life(int rank, Sent sent, bool tells_loss, const std::strin
     if (sent == Sent::kLost) drop_frames(rank, other, false);
     Line& between = line(rank, other);
     if (!std::exchange(between.open, false)) continue;
-    put_end(rank, other, between.epoch++, tells_loss, why);
+    put_end(rank, other, between.epoch++, why);
   }
   std::erase_if(strays_, [&](const Item& item) {
     return item.to == rank || (sent == Sent::kLost && item.from == rank);
@@ -357,12 +358,13 @@ void SimNetwork::end_life(int rank, Sent sent, bool tells_loss, const std::strin
 
 void SimNetwork::kill(const std::string& worker, Sent sent) {
   note(worker + " is killed");
-  end_life(rank_of(worker), sent, true, "the connection was closed by the other side");
+  end_life(rank_of(worker), sent,
+           Error(Code::kDisconnected, "the connection was closed by the other side"));
 }
 
 void SimNetwork::leave(const std::string& worker) {
   note(worker + " leaves");
-  end_life(rank_of(worker), Sent::kArrives, false, "the connection was closed by the other side");
+  end_life(rank_of(worker), Sent::kArrives, Error(Code::kShutdown, "it has been shut down"));
 }
 
 const std::shared_ptr<SimMessenger>& SimNetwork::restart(const std::string& worker) {
@@ -371,7 +373,7 @@ const std::shared_ptr<SimMessenger>& SimNetwork::restart(const std::string& work
   note(worker + " starts again");
   add_messenger(rank);
   for (int other = 0; other < size(); ++other) {
-    ends_[{rank, other}] = {line(rank, other).epoch, at(other)->instance(), std::nullopt};
+    ends_[{rank, other}] = {line(rank, other).epoch, at(other)->instance()};
   }
   return at(rank);
 }
@@ -430,7 +432,7 @@ void SimNetwork::partition(const Names& side, const Names& other, Cut cut) {
       cuts_[{rank_of(a), rank_of(b)}] = cut;
       cuts_[{rank_of(b), rank_of(a)}] = cut;
       if (cut == Cut::kNoticed) {
-        end_line(rank_of(a), rank_of(b), true, "the connection failed");
+        end_line(rank_of(a), rank_of(b), Error(Code::kDisconnected, "the connection failed"));
       }
     }
   }

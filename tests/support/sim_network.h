@@ -70,7 +70,7 @@ class SimNetwork final : private Traffic {
   // The process ends, as after SIGKILL: its calls and timers stop, the others hear of it when what
   // it sent before has arrived. Its threads that wait stop waiting, with false.
   void kill(const std::string& name, Sent sent = Sent::kArrives);
-  // The process ends as programs do: the others are not told of a loss.
+  // The process ends as programs do, with a goodbye.
   void leave(const std::string& name);
   // A dead worker comes back, as a new instance that knows nothing.
   const std::shared_ptr<SimMessenger>& restart(const std::string& name);
@@ -110,15 +110,12 @@ class SimNetwork final : private Traffic {
     bool copy = false;
     // The end of a line, instead of a frame.
     bool end = false;
-    bool tells_loss = false;
-    wire::InstanceId instance{};  // that is lost
-    std::string why{};
+    Error why{Code::kOk, ""};
   };
   // One worker's end of a line.
   struct LineEnd {
     int epoch = 1;  // as it knows
     wire::InstanceId instance;
-    std::optional<wire::InstanceId> lost;  // the instance whose loss it has been told
   };
   struct Line {
     int epoch = 1;  // counts lines between the two
@@ -129,6 +126,8 @@ class SimNetwork final : private Traffic {
   void send(SimMessenger& from, int to, wire::OutFrame& frame);
   void send_reply(SimMessenger& from, int to, int epoch, wire::OutFrame& frame);
   int epoch_seen(int rank, int peer) const { return ends_.at({rank, peer}).epoch; }
+  // Whether a worker still takes the line of that number for the one to its peer.
+  bool knows_line(int rank, int peer, int epoch) const { return epoch_seen(rank, peer) <= epoch; }
   wire::InstanceId instance_seen(int rank, int peer) const {
     return ends_.at({rank, peer}).instance;
   }
@@ -145,11 +144,11 @@ class SimNetwork final : private Traffic {
   const std::string& name(int rank) const { return workers_[static_cast<size_t>(rank)].name; }
   void add_messenger(int rank);
   void put_on_line(Item item);
-  void put_end(int from, int to, int epoch, bool tells_loss, const std::string& why);
+  void put_end(int from, int to, int epoch, const Error& why);
   void lose(const Item& item, Loss loss);
   void fail_call_of(const Item& item, const Error& why);
-  void end_line(int from, int to, bool tells_loss, const std::string& why);
-  void end_life(int rank, Sent sent, bool tells_loss, const std::string& why);
+  void end_line(int from, int to, const Error& why);
+  void end_life(int rank, Sent sent, const Error& why);
   void drop_frames(int from, int to, bool may_straggle);
   bool held(const Item& item) const;
   void arrive(Item item);

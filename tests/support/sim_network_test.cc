@@ -24,13 +24,13 @@ constexpr auto kAsTask = Messenger::Run::kAsTask;
 
 Deadline in(SimNetwork& net, Clock::duration d) { return Deadline(net.scheduler().now() + d); }
 
-// Who hears of whose loss: "w0: w1".
+// Who hears of whose loss, "w0: w1", or goodbye, "w0: w1 ended".
 std::shared_ptr<std::vector<std::string>> losses(SimNetwork& net) {
   auto heard = std::make_shared<std::vector<std::string>>();
   for (const WorkerInfo& worker : net.workers()) {
     net.at(worker.rank)->on_worker_lost([&net, heard, worker](int rank, const Error& why) {
-      EXPECT_EQ(why.code(), Code::kDisconnected);
-      heard->push_back(worker.name + ": " + net.workers()[static_cast<size_t>(rank)].name);
+      heard->push_back(worker.name + ": " + net.workers()[static_cast<size_t>(rank)].name +
+                       (why.code() == Code::kShutdown ? " ended" : ""));
     });
   }
   return heard;
@@ -208,7 +208,7 @@ TEST(SimNetworkFaults, HitByChanceAsOftenAsTheyShould) {
   EXPECT_EQ(echo.heard().size() + static_cast<size_t>(net.faults().hits(fault)), 4000u);
 }
 
-TEST(SimNetworkKill, CallsUnderWayFailAndTheLossIsToldOnce) {
+TEST(SimNetworkKill, CallsUnderWayFailAndTheLossIsTold) {
   SimNetwork net({.workers = 3});
   const auto lost = losses(net);
   Echo echo(net, "w1");
@@ -222,11 +222,11 @@ TEST(SimNetworkKill, CallsUnderWayFailAndTheLossIsToldOnce) {
   EXPECT_EQ(code_of(first), Code::kDisconnected);
   EXPECT_EQ(code_of(second), Code::kDisconnected);
   EXPECT_THAT(*lost, ElementsAre("w0: w1"));  // w2 had no line to it
-  // Expect: a later call says that nobody is there.
+  // Expect: a later call says that nobody is there, and so are those told who send without one.
   const auto later = send_call(net, "w0", "w1");
   net.scheduler().drain();
   EXPECT_EQ(code_of(later), Code::kUnavailable);
-  EXPECT_THAT(*lost, SizeIs(1));
+  EXPECT_THAT(*lost, ElementsAre("w0: w1", "w0: w1"));
 }
 
 TEST(SimNetworkKill, WhatItSentBeforeArrivesOrIsLost) {
@@ -335,7 +335,7 @@ TEST(SimNetworkRestart, AnswersForThePastDoNotReachTheNewInstance) {
   net.scheduler().drain();
 }
 
-TEST(SimNetworkLeave, IsNoLoss) {
+TEST(SimNetworkLeave, IsToldAsAnEnd) {
   SimNetwork net;
   const auto lost = losses(net);
   Echo echo(net, "w1");
@@ -345,7 +345,7 @@ TEST(SimNetworkLeave, IsNoLoss) {
   net.leave("w1");
   net.scheduler().drain();
   EXPECT_EQ(code_of(pending), Code::kDisconnected);
-  EXPECT_THAT(*lost, IsEmpty());
+  EXPECT_THAT(*lost, ElementsAre("w0: w1 ended"));
 }
 
 TEST(SimNetworkLine, BothEndsHearOfItsEndAndTheNextOneWorks) {
@@ -361,10 +361,10 @@ TEST(SimNetworkLine, BothEndsHearOfItsEndAndTheNextOneWorks) {
   EXPECT_EQ(code_of(on_the_old_line), Code::kDisconnected);
   EXPECT_THAT(*lost, ::testing::UnorderedElementsAre("w0: w1", "w1: w0"));
   EXPECT_EQ(word_at(send_call(net, "w0", "w1", 2).wait().meta, 0), 2u);
-  // Expect: told once for each worker.
+  // Expect: told of each line.
   net.break_line("w0", "w1");
   net.scheduler().drain();
-  EXPECT_THAT(*lost, SizeIs(2));
+  EXPECT_THAT(*lost, SizeIs(4));
 }
 
 TEST(SimNetworkLine, AnswersTakeTheLineThatTheRequestCameOn) {

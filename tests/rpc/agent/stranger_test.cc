@@ -284,7 +284,7 @@ TEST_F(StrangerTest, WhatIsTooLargeForTheWireIsNotSent) {
   EXPECT_EQ(wire::decode_error(reply->meta.span()).code(), Code::kInvalidArgument);
 }
 
-TEST_F(StrangerTest, AfterAGoodbyeTheEndIsNoLoss) {
+TEST_F(StrangerTest, AfterAGoodbyeTheEndIsToldAsOne) {
   {
     Stranger stranger(endpoint());
     welcome(stranger);
@@ -295,7 +295,8 @@ TEST_F(StrangerTest, AfterAGoodbyeTheEndIsNoLoss) {
   const Deadline deadline = Deadline::after(seconds(20));
   while (agent_.counters().connections > 0 && !deadline.expired()) std::this_thread::yield();
   EXPECT_EQ(agent_.counters().connections, 0);
-  EXPECT_FALSE(lost_.future().ready());
+  ASSERT_TRUE(lost_.future().wait_for(Millis(20'000)));
+  EXPECT_EQ(lost_.future().value().code(), Code::kShutdown);
 }
 
 TEST_F(StrangerTest, WithoutAGoodbyeTheEndIsALoss) {
