@@ -23,6 +23,12 @@ using torch::optim::AdamOptions;
 constexpr int kOwners = 2, kWorkers = 5;  // w0 has the gate and a layer, w1 has the other layer
 constexpr DistributedOptimizerOptions kConsistently{.mode = StepMode::kConsistent};
 
+void train_once() {
+  std::vector<Done> log;
+  train<Adam>(current_worker().rank(), 1, kOwners, AdamOptions(0.01), kConsistently, log);
+}
+FARSPAN_REGISTER(train_once);
+
 class ConsistentWorld : public ::testing::Test {
  protected:
   struct Trainer {
@@ -110,6 +116,22 @@ TEST_F(ConsistentWorld, ATrainerThatDiesHoldsNobodyUp) {
     }
     expect_idle(world);
   });
+}
+
+// A step inside a call that w3 serves: when it fails, the deadline of that call has passed.
+TEST_F(ConsistentWorld, AStepEndsThoughTheCallThatItIsPartOfHasTimedOut) {
+  World world({.workers = kWorkers});
+  start(world, 0, false);
+  CurrentWorker current(world["w4"]);
+  const auto call = rpc_async("w3", CallOptions{.timeout = seconds(1)}, train_once);
+  ASSERT_TRUE(
+      world.run_until([&] { return OptimRoom::of(world["w0"])->counters().steps == 1; }));
+  world.network().clog("w3", "w1");
+  world.advance(seconds(5));
+  world.network().unclog("w3", "w1");
+  EXPECT_TRUE(call.has_error());
+  expect_idle(world);
+  EXPECT_NO_THROW(rpc_sync("w2", train_once));
 }
 
 }  // namespace

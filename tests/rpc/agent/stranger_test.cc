@@ -308,6 +308,20 @@ TEST_F(StrangerTest, WithoutAGoodbyeTheEndIsALoss) {
   EXPECT_EQ(lost_.future().value().code(), Code::kDisconnected);
 }
 
+TEST_F(StrangerTest, EachLineThatEndsIsTold) {
+  std::atomic<int> told{0};
+  agent_.on_worker_lost([&](int, const Error&) { ++told; });
+  for (int lines = 1; lines <= 3; ++lines) {
+    {
+      Stranger stranger(endpoint());
+      welcome(stranger);
+    }
+    const Deadline deadline = Deadline::after(seconds(20));
+    while (told < lines && !deadline.expired()) std::this_thread::yield();
+    ASSERT_EQ(told, lines);
+  }
+}
+
 TEST_F(StrangerTest, AnAgentThatStopsSaysGoodbye) {
   Stranger stranger(endpoint());
   welcome(stranger);
