@@ -272,6 +272,9 @@ Future<uint64_t> OptimRoom::ask(Request&& request, Deadline deadline) {
   const auto answer = promise.future();
   Ticket ticket = 0;
   drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+    if (ended_) {
+      throw Error(Code::kShutdown, "this worker has been shut down").operation("consistent step");
+    }
     ticket = request(actions);
     waiting_.emplace(ticket, Waiting{promise});
   });
@@ -374,6 +377,7 @@ GateCounters OptimRoom::counters() const {
 void OptimRoom::end() {
   std::map<Ticket, Waiting> waiting;  // their promises end with kCancelled, outside the lock
   MutexLock lock(gate_mutex_);
+  ended_ = true;
   waiting.swap(waiting_);
 }
 

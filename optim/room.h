@@ -115,6 +115,7 @@ class OptimRoom final : public WorkerRoom,
   StepGate gate_ FARSPAN_GUARDED_BY(gate_mutex_);
   std::map<Ticket, Waiting> waiting_ FARSPAN_GUARDED_BY(gate_mutex_);
   std::map<std::pair<int, StepKey>, Ticket> steps_ FARSPAN_GUARDED_BY(gate_mutex_);
+  bool ended_ FARSPAN_GUARDED_BY(gate_mutex_) = false;
   // Farewells that came before what they end.
   std::set<std::pair<int, Farewell>> overtaken_ FARSPAN_GUARDED_BY(gate_mutex_);
 };

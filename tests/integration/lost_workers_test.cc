@@ -182,5 +182,15 @@ TEST(LostWorkers, ALineThatBreaksBetweenTheLivingEndsContextsForAllBehindIt) {
   EXPECT_TRUE(at::equal(context.gradient(x), at::full({2}, 2.0f)));
 }
 
+TEST(LostWorkers, AWorkerThatHasShutDownBeginsNoPass) {
+  World world({.workers = 2});
+  const auto worker = world.share(0);
+  CurrentWorker current(*worker);
+  Context context;
+  const Tensor loss = rpc_sync("w1", twice, at::ones({2}).requires_grad_()).sum();
+  worker->shutdown(/*graceful=*/false);
+  EXPECT_EQ(code_of([&] { context.backward({loss}); }), Code::kShutdown);
+}
+
 }  // namespace
 }  // namespace farspan::testing
