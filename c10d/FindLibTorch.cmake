@@ -3,12 +3,18 @@
 #   farspan::torch_cuda  torch_cuda and c10_cuda too, where LibTorch has them and the CUDA toolkit is
 #
 # Looks at LIBTORCH_ROOT (variable or environment; a folder with include/ and lib/) and nowhere else
-# when that is set; else at CMAKE_PREFIX_PATH, then at the .venv beside farspan's sources.
+# when that is set; else at CMAKE_PREFIX_PATH, then at the .venv beside farspan's sources. The CUDA
+# toolkit is that of CUDAToolkit_ROOT or CUDA_HOME (variable or environment), else the one that
+# FindCUDAToolkit finds. Each may change from one run to the next.
 # LibTorch's own TorchConfig.cmake is not used: that of the CUDA wheel fails on a machine without the
 # CUDA toolkit.
-if(NOT LIBTORCH_ROOT AND DEFINED ENV{LIBTORCH_ROOT})
-  set(LIBTORCH_ROOT $ENV{LIBTORCH_ROOT} CACHE PATH "The user's own LibTorch" FORCE)
-endif()
+foreach(own LIBTORCH_ROOT CUDA_HOME)
+  # A variable goes before the environment, unless it is what the environment said in an earlier run.
+  if(DEFINED ENV{${own}} AND (NOT ${own} OR "${${own}}" STREQUAL "${LibTorch_ENV_${own}}"))
+    set(${own} "$ENV{${own}}" CACHE PATH "The user's own LibTorch, or CUDA toolkit" FORCE)
+    set(LibTorch_ENV_${own} "$ENV{${own}}" CACHE INTERNAL "What the environment said")
+  endif()
+endforeach()
 if(NOT "${LIBTORCH_ROOT}" STREQUAL "${LibTorch_SEARCHED_ROOT}")
   foreach(result INCLUDE_DIR torch_cpu c10 torch_cuda c10_cuda)
     unset(LibTorch_${result} CACHE)  # found elsewhere by an earlier run
@@ -61,9 +67,18 @@ if(LibTorch_FOUND AND NOT TARGET farspan::torch)
     INTERFACE_INCLUDE_DIRECTORIES
       "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES "farspan::libtorch_torch_cpu;farspan::libtorch_c10")
-  if(NOT CUDAToolkit_ROOT AND DEFINED ENV{CUDA_HOME})
-    set(CUDAToolkit_ROOT $ENV{CUDA_HOME})
+  if(NOT CUDAToolkit_ROOT AND CUDA_HOME)
+    set(CUDAToolkit_ROOT ${CUDA_HOME})
   endif()
+  if(NOT "${CUDAToolkit_ROOT}" STREQUAL "${LibTorch_SEARCHED_TOOLKIT}")
+    get_cmake_property(cached CACHE_VARIABLES)
+    list(FILTER cached INCLUDE REGEX
+      "^CUDAToolkit_.*(DIR|FILE|EXECUTABLE|LIBRARY)$|^CUDA_(CUDART|.*_LIBRARY)$")
+    foreach(result ${cached})
+      unset(${result} CACHE)  # found elsewhere by an earlier run
+    endforeach()
+  endif()
+  set(LibTorch_SEARCHED_TOOLKIT "${CUDAToolkit_ROOT}" CACHE INTERNAL "Where CUDA was looked for")
   find_package(CUDAToolkit QUIET)
   if(CUDAToolkit_FOUND AND LibTorch_torch_cuda AND LibTorch_c10_cuda)
     farspan_import_libtorch(torch_cuda)

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Runs an example to its end: run_test.py PROGRAM ARGUMENT.. -- LINE..
 
-It must end with status 0, print each LINE (a regular expression) in this order, and leave nothing
-but complete pictures.
+It must end with status 0, print each LINE (a regular expression) in this order, its progress first,
+use the --transport that it was told to, and leave nothing but complete pictures.
 """
 
 import re
 import sys
-import time
 
 from watched_run import WatchedRun
 
@@ -20,18 +19,22 @@ def main():
     split = sys.argv.index("--")
     command, lines = sys.argv[1:split], sys.argv[split + 1:]
     run = WatchedRun(command)
-    while run.process.poll() is None and time.monotonic() < run.begun + 0.9 and not run.sockets:
-        run.look()
-    status, out, err = run.finish(540)
+    status, out, err = run.watch_to_its_end(540)
     left = run.left_over(5, is_picture)
-    print(out, err, sep="")
+    text = err + out  # the progress, then what it led to
+    print(text)
     at = 0
     for line in lines:
-        found = re.compile(line, re.MULTILINE).search(out, at)
+        found = re.compile(line, re.MULTILINE).search(text, at)
         assert found, f"there is no line like '{line}' where it should be"
         at = found.end()
     assert status == 0, f"it ended with status {status}"
     assert not left, f"it left {left}"
+    assert run.sockets, "none of its sockets was seen"
+    if "--transport" in command:
+        wanted = command[command.index("--transport") + 1]
+        named = [name for name in run.unix_names if name.startswith("@farspan-")]
+        assert bool(named) == (wanted == "unix"), f"over {wanted}, it listened on {named}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 
@@ -30,19 +31,27 @@ def sockets_in_use():
     return inodes - {"0"}
 
 
+def unix_names():
+    """{inode: name} of the unix sockets that have one."""
+    lines = [line.split() for line in (PROC / "net" / "unix").read_text().splitlines()[1:]]
+    return {fields[6]: fields[7] for fields in lines if len(fields) > 7}
+
+
 class WatchedRun:
     """Starts a program in a session, a folder, and with temporary files of its own.
 
-    It is told apart from all else on the machine by a variable that its processes inherit.
+    It is told apart from all else on the machine by a variable that its processes inherit. It gets
+    more of them from `variables`, a dict.
     """
 
-    def __init__(self, command, terminal=False):
+    def __init__(self, command, terminal=False, variables=()):
         self.mark = f"{MARK}={uuid.uuid4()}"
         self.folder = tempfile.TemporaryDirectory()
-        self.sockets, self.shared = set(), set()
+        self.sockets, self.shared, self.unix_names = set(), set(), set()
         self.begun = time.monotonic()
         self.terminal = None
         environment = dict(os.environ, TMPDIR=self.folder.name, TERM="xterm", LC_ALL="C")
+        environment.update(variables)
         environment.update([self.mark.split("=")])
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if terminal:
@@ -89,7 +98,28 @@ class WatchedRun:
                 continue
             self.sockets.update(t[8:-1] for t in targets if t.startswith("socket:["))
             self.shared.update(name for name in targets + maps if name.startswith("/dev/shm/"))
+        names = unix_names()
+        self.unix_names.update(names[inode] for inode in self.sockets & names.keys())
         return pids
+
+    def watch_to_its_end(self, seconds):
+        """As finish(), and looks again and again until then, for what opens late as well."""
+        ended = threading.Event()
+
+        def keep_looking():
+            pause = 0
+            while not ended.wait(pause):
+                begun = time.monotonic()
+                self.look()
+                pause = max(0.05, 9 * (time.monotonic() - begun))  # a tenth of a core at most
+
+        watcher = threading.Thread(target=keep_looking)
+        watcher.start()
+        try:
+            return self.finish(seconds)
+        finally:
+            ended.set()
+            watcher.join()
 
     def wait_until(self, elapsed):
         """Until so many seconds after the start, or the end of the program."""

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""What `./dev` downloads, and which LibTorch it configures with: setup_test.py REPOSITORY"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from clone import Clones
+
+
+def dev(clones, root, *arguments, **variables):
+    done = subprocess.run([root / "dev", *arguments], cwd=clones.folder, capture_output=True, text=True,
+                          env={**os.environ, **clones.variables(), **variables})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def a_second_clone_downloads_nothing(clones):
+    first, second = clones.clone("first"), clones.clone("second")
+    dev(clones, first, "setup")
+    assert clones.count_downloads() == 1
+    assert "-r requirements.txt" in clones.downloads.read_text()
+    dev(clones, first, "setup")
+    assert "Downloading" not in dev(clones, second, "setup")
+    dev(clones, second, "build")
+    assert clones.count_downloads() == 1, "it was downloaded again"
+    assert os.readlink(first / ".venv") == os.readlink(second / ".venv")
+    assert pathlib.Path(os.readlink(first / ".venv")).is_relative_to(clones.folder / "cache")
+
+    dev(clones, first, "clean")
+    dev(clones, first, "setup")
+    assert clones.count_downloads() == 1, "clean threw the download away"
+
+    (second / "requirements.txt").write_text("torch==2.12.0\n")
+    dev(clones, second, "setup")
+    assert clones.count_downloads() == 2, "other requirements, the same download"
+    assert os.readlink(first / ".venv") != os.readlink(second / ".venv")
+
+
+def clones_that_begin_at_once_download_once(clones):
+    roots = [clones.clone(f"clone{number}") for number in range(3)]
+    running = [subprocess.Popen([root / "dev", "setup"], stdout=subprocess.DEVNULL,
+                                env={**os.environ, **clones.variables()}) for root in roots]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert clones.count_downloads() == 1
+
+
+def half_a_download_is_made_again(clones):
+    root = clones.clone("clone")
+    dev(clones, root, "setup")
+    pathlib.Path(os.readlink(root / ".venv"), ".complete").unlink()
+    dev(clones, root, "setup")
+    assert clones.count_downloads() == 2
+
+
+def the_users_own_libtorch_is_taken(clones):
+    root, own = clones.clone("clone"), clones.folder / "own"
+    own.mkdir()
+    for libtorch in ("own", str(root), ""):
+        dev(clones, root, "build", LIBTORCH_ROOT=libtorch)
+        assert clones.count_downloads() == (0 if libtorch else 1)
+    configured = [line for line in clones.cmake_log.read_text().splitlines() if "--build" not in line]
+    # Expect: each run says where to look, so that an earlier answer in CMake's cache does not stay.
+    assert [line.split("-DLIBTORCH_ROOT=")[1].split(" ")[0] for line in configured] == [
+        str(own), str(root), ""], configured
+
+
+def the_users_own_cuda_toolkit_is_taken(clones):
+    root = clones.clone("clone")
+    for toolkit in ("/opt/cuda", ""):
+        dev(clones, root, "build", LIBTORCH_ROOT=str(clones.folder), CUDA_HOME=toolkit)
+    configured = [line for line in clones.cmake_log.read_text().splitlines() if "--build" not in line]
+    assert [line.split("-DCUDA_HOME=")[1] for line in configured] == ["/opt/cuda", ""], configured
+
+
+def main():
+    for rule in (a_second_clone_downloads_nothing, clones_that_begin_at_once_download_once,
+                 half_a_download_is_made_again, the_users_own_libtorch_is_taken,
+                 the_users_own_cuda_toolkit_is_taken):
+        print(rule.__name__, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            rule(Clones(pathlib.Path(sys.argv[1]), folder))
+
+
+if __name__ == "__main__":
+    main()
