@@ -51,13 +51,14 @@ if(FARSPAN_TORCH)
   target_precompile_headers(farspan_torch_headers PRIVATE <ATen/ATen.h>)
 endif()
 
-# farspan_library(<room> [TORCH] [PUBLIC headers..] [SOURCES ..] [DEPENDS ..] [PRIVATE ..])
+# farspan_library(<room> [TORCH] [PUBLIC headers..] [HEADERS ..] [SOURCES ..] [DEPENDS ..] [PRIVATE ..])
 # The room's target: farspan_library(rpc/wire ..) gives farspan_rpc_wire, alias farspan::rpc_wire.
-# Paths are relative to the current folder. Only PUBLIC headers are installed. TORCH: the room needs
+# Paths are relative to the current folder. Only PUBLIC headers are installed; HEADERS
+# are the others: like those, lint.headers compiles each alone. TORCH: the room needs
 # LibTorch, and is left out when FARSPAN_TORCH is off. A room without SOURCES is headers only.
 # DEPENDS are targets that the room's headers need, PRIVATE those that only its sources do.
 function(farspan_library room)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "PUBLIC;SOURCES;DEPENDS;PRIVATE")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "PUBLIC;HEADERS;SOURCES;DEPENDS;PRIVATE")
   if(arg_TORCH AND NOT FARSPAN_TORCH)
     return()
   endif()
@@ -87,6 +88,14 @@ function(farspan_library room)
   if(NOT folder MATCHES "^(tests|examples)")
     set_property(GLOBAL APPEND PROPERTY FARSPAN_LIBRARIES ${target})  # these are installed
     set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  endif()
+  if(arg_HEADERS)  # CMake verifies only sets that have an interface, so these get one of their own
+    list(TRANSFORM arg_HEADERS PREPEND ${FARSPAN_INCLUDE}/farspan/${folder}/)
+    add_library(${target}_headers INTERFACE)
+    target_sources(${target}_headers
+      INTERFACE FILE_SET HEADERS BASE_DIRS ${FARSPAN_INCLUDE} FILES ${arg_HEADERS})
+    target_link_libraries(${target}_headers INTERFACE ${target} ${arg_PRIVATE})
+    set_target_properties(${target}_headers PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   endif()
 endfunction()
 

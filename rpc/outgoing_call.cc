@@ -31,6 +31,7 @@ PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName 
       begun_(worker_->messenger().now()) {}
 
 void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
+  worker_->add_call_time(elapsed());
   settle(!reply.failed());
   try {
     if (reply.failed()) {
@@ -88,6 +89,7 @@ void PendingResult::refuse_return(const wire::InFrame& reply, size_t changed_ten
 }
 
 void PendingResult::on_error(const Error& why) noexcept {
+  worker_->add_call_time(elapsed());
   settle(false);
   fail(named(why));
 }
@@ -103,7 +105,7 @@ Error PendingResult::named(const Error& why) const {
   if (error.worker().empty() && peer_ >= 0 && peer_ < worker_->world_size()) {
     error.worker(worker_->workers()[static_cast<size_t>(peer_)].name);
   }
-  if (error.elapsed().count() < 0) error.elapsed(worker_->messenger().now() - begun_);
+  if (error.elapsed().count() < 0) error.elapsed(elapsed());
   return error.advice(advice_for(error));
 }
 

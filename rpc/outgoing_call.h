@@ -58,6 +58,7 @@ class PendingResult : public agent::ReplyHandler {
   void read_return(const wire::InFrame& reply);
   void refuse_return(const wire::InFrame& reply, size_t changed_tensor);
   void settle(bool arrived) noexcept;
+  Clock::duration elapsed() const noexcept { return worker_->messenger().now() - begun_; }
   Error named(const Error& why) const;
 
   const std::shared_ptr<Worker> worker_;

@@ -16,6 +16,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/rpc/agent/messenger.h>
 #include <farspan/rpc/call/interceptor.h>
+#include <farspan/rpc/call_times.h>
 #include <farspan/rpc/options.h>
 
 namespace farspan {
@@ -97,8 +98,11 @@ class Worker : public std::enable_shared_from_this<Worker> {
   Millis rpc_timeout() const noexcept { return settings_.rpc_timeout; }
   Millis shutdown_timeout() const noexcept { return settings_.shutdown_timeout; }
   agent::MessengerCounters counters() const { return messenger_->counters(); }
+  // Of all calls that this worker made and that have ended.
+  CallTimes call_times() const { return call_times_.read(); }
 
   // For the rooms above.
+  void add_call_time(Clock::duration took) noexcept { call_times_.add(took); }
   agent::Messenger& messenger() noexcept { return *messenger_; }
   const std::shared_ptr<agent::Messenger>& share_messenger() const noexcept { return messenger_; }
   void set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept;
@@ -117,6 +121,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   const std::shared_ptr<agent::Messenger> messenger_;
   const Settings settings_;
+  CallTimesRecorder call_times_;
   std::shared_ptr<Interceptor> interceptor_;          // constant before the first call
   std::array<std::shared_ptr<WorkerRoom>, 3> rooms_;  // likewise
   std::function<void()> stop_;

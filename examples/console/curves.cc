@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
@@ -54,6 +55,19 @@ std::string escaped(const std::string& text) {
     }
   }
   return result;
+}
+
+// As in RFC 4180.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) result += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return result + "\"";
+}
+
+// As few digits as give the same value back.
+std::string all_digits(double value) {
+  std::array<char, 32> text{};
+  return std::string(text.data(), std::to_chars(text.begin(), text.end(), value).ptr);
 }
 
 struct Range {
@@ -312,22 +326,52 @@ std::string draw_curves(const std::string& title, const std::string& x_label,
 
 void write_curves(const std::filesystem::path& file, const std::string& title,
                   const std::string& x_label, const std::vector<Panel>& panels) {
-  write_whole_file(file, draw_curves(title, x_label, panels));
+  const bool numbers = file.extension() == ".csv";
+  write_whole_file(file,
+                   numbers ? list_curves(x_label, panels) : draw_curves(title, x_label, panels));
 }
 
-std::vector<Panel> training_panels(std::vector<Point> loss, std::vector<Point> train_accuracy,
-                                   std::vector<Point> test_accuracy) {
-  Panel losses{.y_label = "loss",
-               .series = {{"each batch, and their running average", std::move(loss),
-                           Series::Draw::kSmoothed}},
-               .scale = Panel::Scale::kLog};
-  Panel accuracies{.y_label = "accuracy", .series = {}, .scale = Panel::Scale::kPercent};
-  if (!train_accuracy.empty()) {
-    accuracies.series.push_back(
-        {"training batches", std::move(train_accuracy), Series::Draw::kSmoothed});
+std::string list_curves(const std::string& x_label, const std::vector<Panel>& panels) {
+  std::string csv = "panel,series," + quoted(x_label) + ",value\n";
+  for (const Panel& panel : panels) {
+    for (const Series& series : panel.series) {
+      const std::string names = quoted(panel.y_label) + "," + quoted(series.name) + ",";
+      for (const Point& p : series.points)
+        csv += names + all_digits(p.x) + "," + all_digits(p.y) + "\n";
+    }
   }
-  if (!test_accuracy.empty()) {
-    accuracies.series.push_back({"test images", std::move(test_accuracy), Series::Draw::kDots});
+  return csv;
+}
+
+int64_t TrainingCurves::add_batch(double loss, double accuracy) {
+  farspan::MutexLock lock(mutex_);
+  const auto step = static_cast<int64_t>(losses_.size());
+  losses_.push_back({double(step), loss});
+  batches_.push_back({double(step), accuracy});
+  return step;
+}
+
+void TrainingCurves::add_test(int64_t step, double accuracy) {
+  farspan::MutexLock lock(mutex_);
+  tests_.push_back({double(step), accuracy});
+}
+
+void TrainingCurves::write(const std::filesystem::path& file, const std::string& title) const {
+  write_curves(file, title, "step", panels());
+}
+
+std::vector<Panel> TrainingCurves::panels() const {
+  farspan::MutexLock lock(mutex_);
+  Panel losses{
+      .y_label = "loss",
+      .series = {{"each batch, and their running average", losses_, Series::Draw::kSmoothed}},
+      .scale = Panel::Scale::kLog};
+  Panel accuracies{.y_label = "accuracy", .series = {}, .scale = Panel::Scale::kPercent};
+  if (!batches_.empty()) {
+    accuracies.series.push_back({"training batches", batches_, Series::Draw::kSmoothed});
+  }
+  if (!tests_.empty()) {
+    accuracies.series.push_back({"test images", tests_, Series::Draw::kDots});
   }
   std::vector<Panel> panels{std::move(losses)};
   if (!accuracies.series.empty()) panels.push_back(std::move(accuracies));

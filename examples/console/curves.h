@@ -3,9 +3,12 @@
 // Curves: a picture of how a run went, as one SVG file that any browser opens.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
+
+#include <farspan/c10d/base/mutex.h>
 
 namespace console {
 
@@ -33,18 +36,37 @@ struct Panel {
 
 // Panels under each other with one x axis, in a file that is never there by half
 // (write_whole_file). Series of more than about 1,000 points are thinned out: each bin's lowest and
-// highest stay.
+// highest stay. A file whose name ends in .csv gets all points as numbers instead.
 //   throws  farspan::Error kUnavailable: the file cannot be written
 void write_curves(const std::filesystem::path& file, const std::string& title,
                   const std::string& x_label, const std::vector<Panel>& panels);
 
-// The same as text.
+// One line for each point: panel, series, x, y, with all digits that y has.
+std::string list_curves(const std::string& x_label, const std::vector<Panel>& panels);
+
+// The picture as text.
 std::string draw_curves(const std::string& title, const std::string& x_label,
                         const std::vector<Panel>& panels);
 
-// The picture of a training run: the batches' loss over the steps, and the accuracies, 0 to 1,
-// below it.
-std::vector<Panel> training_panels(std::vector<Point> loss, std::vector<Point> train_accuracy,
-                                   std::vector<Point> test_accuracy);
+// The curves of a training run: the loss of each batch, and the accuracies, 0 to 1, below it.
+//
+// Threading: every method from any thread.
+class TrainingCurves {
+ public:
+  // One step is done. Returns how many were before it: its place on the x axis.
+  int64_t add_batch(double loss, double accuracy);
+  // On the test images, after so many steps.
+  void add_test(int64_t step, double accuracy);
+
+  // As write_curves() does.
+  void write(const std::filesystem::path& file, const std::string& title) const;
+  std::vector<Panel> panels() const;
+
+ private:
+  mutable farspan::Mutex mutex_;
+  std::vector<Point> losses_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<Point> batches_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<Point> tests_ FARSPAN_GUARDED_BY(mutex_);
+};
 
 }  // namespace console

@@ -27,7 +27,8 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.add_option("--transport", options.transport, "unix, tcp, or the better one by itself")
       ->check(CLI::IsMember({"auto", "unix", "tcp"}))
       ->capture_default_str();
-  app.add_option("--curves", options.curves, "where the picture of the run goes")
+  app.add_option("--curves", options.curves,
+                 "where the picture of the run goes; its numbers, if it ends in .csv")
       ->capture_default_str();
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return std::string(error.what()) + " (--help lists the options)\n";

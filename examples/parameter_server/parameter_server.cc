@@ -9,6 +9,7 @@
 #include "console/curves.h"
 #include "console/progress.h"
 #include "console/run_options.h"
+#include "console/stopwatch.h"
 #include "console/table.h"
 #include "mnist/batches.h"
 #include "mnist/net.h"
@@ -24,14 +25,6 @@ struct Settings : console::RunOptions {
   }
 };
 
-// What a trainer has to tell at its end.
-struct Report {
-  std::vector<double> calls;      // seconds each
-  double waiting = 0, total = 0;  // seconds
-  uint64_t rpcs = 0, bytes = 0;
-};
-FARSPAN_STRUCT(Report, calls, waiting, total, rpcs, bytes);
-
 // The server's side.
 struct Server {
   Server(const Settings& settings, int64_t all_steps)
@@ -45,9 +38,10 @@ struct Server {
   const mnist::Dataset test;
   const std::shared_ptr<Net> net = std::make_shared<Net>();
   console::Progress progress{{.steps = steps}};
-  std::mutex mutex;  // for what is below
-  std::vector<console::Point> losses, train_accuracies, test_accuracies;
-  std::vector<Report> reports;
+  console::TrainingCurves curves;
+  std::mutex mutex;  // for what is below: of all trainers that have finished
+  farspan::CallTimes calls;
+  double bytes = 0, waiting_s = 0, training_s = 0;
 };
 std::unique_ptr<Server> server;
 
@@ -55,19 +49,16 @@ std::shared_ptr<Net> share_net() { return server->net; }
 void trained(double loss, double right, int64_t samples) {
   constexpr int64_t kLooks = 10, kLookAt = 1000;  // times in a run, images
   server->progress.step(loss, samples);
-  std::unique_lock lock(server->mutex);
-  const auto step = static_cast<int64_t>(server->losses.size());
-  server->losses.push_back({double(step), loss});
-  server->train_accuracies.push_back({double(step), right});
+  const int64_t step = server->curves.add_batch(loss, right);
   if (step % (server->steps / kLooks + 1) != server->steps / kLooks) return;
-  lock.unlock();
-  const double accuracy = server->accuracy_on(server->test.sample(kLookAt));
-  lock.lock();
-  server->test_accuracies.push_back({double(step), accuracy});
+  server->curves.add_test(step, server->accuracy_on(server->test.sample(kLookAt)));
 }
-void finished(const Report& report) {
+void finished(const farspan::CallTimes& calls, double bytes, double waiting_s, double training_s) {
   std::lock_guard lock(server->mutex);
-  server->reports.push_back(report);
+  server->calls += calls;
+  server->bytes += bytes;
+  server->waiting_s += waiting_s;
+  server->training_s += training_s;
 }
 FARSPAN_REGISTER(share_net, trained, finished);
 FARSPAN_REGISTER_METHODS(Net, forward, parameters);
@@ -76,59 +67,44 @@ void train(const Settings& settings, const mnist::Batches& batches) {
   const auto net = farspan::remote("ps", share_net);
   farspan::DistributedOptimizer<torch::optim::SGD> optimizer(farspan::parameter_rrefs(net),
                                                              torch::optim::SGDOptions(settings.lr));
-  Report report;
-  const auto begun = farspan::Clock::now();
-  const auto timed = [&](auto&& call) {
-    const auto start = farspan::Clock::now();
-    auto result = call();
-    report.calls.push_back(Seconds(farspan::Clock::now() - start).count());
-    return result;
-  };
+  console::Stopwatch training, waiting;  // waiting: for the server
+  training.start();
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
     for (const auto& [images, labels] : batches.epoch(epoch)) {
       farspan::dist_autograd::Context context;
-      const auto scores = timed([&] { return net.rpc_sync(&Net::forward, images); });
+      waiting.start();
+      const auto scores = net.rpc_sync(&Net::forward, images);
+      waiting.stop();
       const auto loss = torch::nn::functional::nll_loss(scores, labels);
-      timed([&] { return context.backward({loss}), 0; });
-      timed([&] { return optimizer.step(context), 0; });
-      farspan::rpc_sync("ps", trained, loss.item<double>(), mnist::share_right(scores, labels),
-                        images.size(0));
+      const double right = mnist::share_right(scores, labels);
+      waiting.start();
+      context.backward({loss});
+      optimizer.step(context);
+      farspan::rpc_sync("ps", trained, loss.item<double>(), right, images.size(0));
+      waiting.stop();
     }
   }
-  report.total = Seconds(farspan::Clock::now() - begun).count();
-  for (const double seconds : report.calls) report.waiting += seconds;
   const auto counters = farspan::current_worker().counters();
-  report.rpcs = counters.calls_sent;
-  report.bytes = counters.bytes_sent + counters.bytes_received;
-  farspan::rpc_sync("ps", finished, report);
+  farspan::rpc_sync("ps", finished, farspan::current_worker().call_times(),
+                    double(counters.bytes_sent + counters.bytes_received), waiting.seconds(),
+                    training.seconds());
 }
 
 void print_result(const Settings& settings, Seconds took) {
-  console::Summary summary{.title = "Parameter server, " + std::to_string(settings.trainers) +
-                                    (settings.trainers == 1 ? " trainer" : " trainers")};
-  std::vector<double> calls;
-  double waiting = 0, total = 0, bytes = 0;
-  int64_t rpcs = 0;
-  for (const Report& report : server->reports) {
-    calls.insert(calls.end(), report.calls.begin(), report.calls.end());
-    waiting += report.waiting;
-    total += report.total;
-    rpcs += static_cast<int64_t>(report.rpcs);
-    bytes += static_cast<double>(report.bytes);
-  }
-  std::sort(calls.begin(), calls.end());
-  summary.accuracy = server->accuracy_on(server->test);
-  summary.samples_per_s = double(settings.epochs * settings.images) / took.count();
-  summary.rpcs = rpcs;
-  summary.bytes = bytes;
-  summary.rpc_p50 = Seconds(calls.at(calls.size() / 2));
-  summary.rpc_p99 = Seconds(calls.at(calls.size() * 99 / 100));
-  summary.waiting = waiting / total;
-  summary.curves = settings.curves;
-  server->test_accuracies.push_back({double(server->steps), *summary.accuracy});
-  console::write_curves(
-      settings.curves, summary.title, "step",
-      console::training_panels(server->losses, server->train_accuracies, server->test_accuracies));
+  const std::string trainers = settings.trainers == 1 ? " trainer" : " trainers";
+  const console::Summary summary{
+      .title = "Parameter server, " + std::to_string(settings.trainers) + trainers,
+      .accuracy = server->accuracy_on(server->test),
+      .samples_per_s = double(settings.epochs * settings.images) / took.count(),
+      .rpcs = static_cast<int64_t>(server->calls.count()),
+      .bytes = server->bytes,
+      .rpc_p50 = server->calls.quantile(0.5),
+      .rpc_p99 = server->calls.quantile(0.99),
+      .waiting = server->waiting_s / server->training_s,
+      .curves = settings.curves,
+  };
+  server->curves.add_test(server->steps, *summary.accuracy);
+  server->curves.write(settings.curves, summary.title);
   console::print(summary);
 }
 

@@ -8,13 +8,13 @@
 #include "console/curves.h"
 #include "console/progress.h"
 #include "console/run_options.h"
+#include "console/stopwatch.h"
 #include "console/table.h"
 #include "mnist/batches.h"
 #include "mnist/net.h"
 #include "pipeline/trace.h"
 
 using at::Tensor;
-using Seconds = std::chrono::duration<double>;
 namespace console {
 FARSPAN_STRUCT(Span, worker, kind, label, begin_ns, end_ns);
 }
@@ -42,7 +42,8 @@ struct Stage2 : mnist::Classifier {
 std::shared_ptr<Stage1> make_stage1() { return std::make_shared<Stage1>(); }
 std::shared_ptr<Stage2> make_stage2() { return std::make_shared<Stage2>(); }
 uint64_t bytes_sent() { return farspan::current_worker().counters().bytes_sent; }
-FARSPAN_REGISTER(make_stage1, make_stage2, bytes_sent);
+farspan::CallTimes call_times() { return farspan::current_worker().call_times(); }
+FARSPAN_REGISTER(make_stage1, make_stage2, bytes_sent, call_times);
 FARSPAN_REGISTER_METHODS(Stage1, run, spans, parameters);
 FARSPAN_REGISTER_METHODS(Stage2, run, spans, parameters);
 
@@ -80,13 +81,13 @@ void train(const Settings& settings) {
       {farspan::parameter_rrefs(net.stage1), farspan::parameter_rrefs(net.stage2)},
       torch::optim::SGDOptions(settings.lr));
   const int64_t steps = settings.epochs * batches.size(), shown = steps / 2;
+  int64_t step = 0, shown_begin = 0, shown_end = 0;
   console::Progress progress({.steps = steps});
-  std::vector<console::Point> losses, accuracies;
-  int64_t shown_begin = 0, shown_end = 0;
-  const auto begun = farspan::Clock::now();
+  console::TrainingCurves curves;
+  console::Stopwatch training;
+  training.start();
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
     for (const auto& [images, labels] : batches.epoch(epoch)) {
-      const auto step = static_cast<int64_t>(losses.size());
       if (step == shown) shown_begin = console::nanoseconds_now();
       farspan::dist_autograd::Context context;
       const Tensor scores = net.forward(images, settings.micro_batches);
@@ -94,12 +95,11 @@ void train(const Settings& settings) {
       context.backward({loss});
       optimizer.step(context);
       if (step == shown) shown_end = console::nanoseconds_now();
-      losses.push_back({double(step), loss.item<double>()});
-      accuracies.push_back({double(step), mnist::share_right(scores, labels)});
-      progress.step(losses.back().y, images.size(0));
+      step = curves.add_batch(loss.item<double>(), mnist::share_right(scores, labels)) + 1;
+      progress.step(loss.item<double>(), images.size(0));
     }
   }
-  const Seconds took = farspan::Clock::now() - begun;
+  training.stop();
   progress.finish();
 
   const console::Terminal out = console::standard_output();
@@ -109,15 +109,20 @@ void train(const Settings& settings) {
   console::Summary summary{.title = "Pipeline, 2 stages"};
   const auto forward = [&](const Tensor& x) { return net.forward(x, settings.micro_batches); };
   summary.accuracy = mnist::accuracy(forward, mnist::load_test().sample(settings.images));
-  summary.samples_per_s = double(settings.epochs * batches.samples()) / took.count();
-  summary.rpcs = static_cast<int64_t>(farspan::current_worker().counters().calls_sent);
+  summary.samples_per_s = double(settings.epochs * batches.samples()) / training.seconds();
+  farspan::CallTimes calls;
+  double bytes = 0;
   for (const auto* worker : {"master", "stage1", "stage2"}) {
-    summary.bytes = summary.bytes.value_or(0) + double(farspan::rpc_sync(worker, bytes_sent));
+    calls += farspan::rpc_sync(worker, call_times);
+    bytes += double(farspan::rpc_sync(worker, bytes_sent));
   }
+  summary.rpcs = static_cast<int64_t>(calls.count());
+  summary.bytes = bytes;
+  summary.rpc_p50 = calls.quantile(0.5);
+  summary.rpc_p99 = calls.quantile(0.99);
   summary.curves = settings.curves;
-  console::write_curves(
-      settings.curves, summary.title, "step",
-      console::training_panels(losses, accuracies, {{double(steps), *summary.accuracy}}));
+  curves.add_test(steps, *summary.accuracy);
+  curves.write(settings.curves, summary.title);
   console::print(summary);
 }
 

@@ -62,13 +62,10 @@ Panel panel_of(std::vector<Point> points, Series::Draw how = Series::Draw::kLine
 }
 
 TEST(Curves, ATrainingRunShowsLossAndAccuracyWithAxesAndLegend) {
-  std::vector<Point> loss, accuracy;
-  for (int i = 1; i <= 938; ++i) {
-    loss.push_back({double(i), 2.3 / i});
-    accuracy.push_back({double(i), 1 - 1.0 / i});
-  }
-  const std::string svg =
-      draw_curves("MNIST", "step", training_panels(loss, accuracy, {{938, 0.9823}}));
+  TrainingCurves curves;
+  for (int i = 1; i <= 938; ++i) EXPECT_EQ(curves.add_batch(2.3 / i, 1 - 1.0 / i), i - 1);
+  curves.add_test(938, 0.9823);
+  const std::string svg = draw_curves("MNIST", "step", curves.panels());
   EXPECT_TRUE(well_formed(svg));
   for (const char* text : {">MNIST<", ">step<", ">loss<", ">accuracy<", ">training batches<",
                            ">test images<", ">98.23 %<", ">800<", ">0.01<", ">100 %<"}) {
@@ -118,7 +115,16 @@ TEST(Curves, NoDataIsAnEmptyPictureNotAnError) {
     }
   }
   EXPECT_TRUE(well_formed(draw_curves("nothing", "", {})));
-  EXPECT_EQ(training_panels({}, {}, {}).size(), 1u);
+  EXPECT_EQ(TrainingCurves().panels().size(), 1u);
+}
+
+TEST(Curves, NumbersKeepAllTheirDigitsAndTextItsQuotes) {
+  const double third = 1.0 / 3;
+  const std::string csv = list_curves(
+      "the \"step\"", {{"loss", {{"a, b", {{0, third}, {1, kNan}}}}, Panel::Scale::kLog}});
+  const std::string head = "panel,series,\"the \"\"step\"\"\",value\n\"loss\",\"a, b\",0,";
+  EXPECT_EQ(csv, head + "0.3333333333333333\n\"loss\",\"a, b\",1,nan\n");
+  EXPECT_EQ(std::stod(csv.substr(head.size())), third);
 }
 
 TEST(Curves, TextIsEscaped) {
@@ -176,6 +182,15 @@ TEST_F(CurvesFile, IsWrittenWholeAndAlone) {
   EXPECT_EQ(text, draw_curves("again", "step", {panel_of({{1, 1}})}));
   const std::filesystem::directory_iterator files(file.parent_path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1);
+}
+
+TEST_F(CurvesFile, HoldsNumbersWhereItsNameEndsInCsv) {
+  TrainingCurves curves;
+  curves.add_batch(0.5, 0.25);
+  curves.write(folder_ / "curves.csv", "title");
+  std::ifstream in(folder_ / "curves.csv");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(text, list_curves("step", curves.panels()));
 }
 
 TEST_F(CurvesFile, ThatCannotBeWrittenIsAnErrorThatNamesIt) {

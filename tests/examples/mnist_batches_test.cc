@@ -65,8 +65,7 @@ TEST(MnistBatches, TheCountsAreKnownBeforeTheDataIs) {
         int64_t count = 0;
         for ([[maybe_unused]] const Batch& batch : batches.epoch(0)) ++count;
         EXPECT_EQ(batches_of(options, images), count) << images << " images, shard " << shard;
-        EXPECT_EQ(samples_of(options, images),
-                  static_cast<int64_t>(labels_of(batches, 0).size()));
+        EXPECT_EQ(samples_of(options, images), static_cast<int64_t>(labels_of(batches, 0).size()));
       }
     }
   }

@@ -5,7 +5,8 @@ import pathlib
 import sys
 import tempfile
 
-ROOMS = ("c10d", "rpc", "rref", "autograd", "optim", "examples", "tests")
+LIBRARY = ("c10d", "rpc", "rref", "autograd", "optim")
+ROOMS = (*LIBRARY, "examples", "tests")
 
 
 def tracked(root, suffixes):
