@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <utility>
+
+#include <farspan/c10d/base/unfinished.h>
 
 namespace farspan {
 namespace {
@@ -23,8 +26,9 @@ struct CallbackRow {
     } nested(depth);
     callback();
   }
-  void run_waiting() {
-    while (!waiting.empty()) {
+  // Until no more than `rest` wait.
+  void run_waiting(size_t rest = 0) {
+    while (waiting.size() > rest) {
       std::function<void()> next = std::move(waiting.front());
       waiting.pop_front();
       run(next);
@@ -59,6 +63,7 @@ Waiter* current_waiter() noexcept { return thread_waiter; }
 void set_current_waiter(Waiter* waiter) noexcept { thread_waiter = waiter; }
 
 CallbackPause::CallbackPause() : outer_depth_(std::exchange(callback_row.depth, 0)) {
+  Unfinished::hand_over_all();
   callback_row.run_waiting();
 }
 
@@ -115,8 +120,13 @@ void FutureCore::announce() {
     for (auto& callback : callbacks) row.waiting.push_back(std::move(callback));
     return;
   }
-  for (auto& callback : callbacks) row.run(callback);
-  if (row.depth == 0) row.run_waiting();
+  if (callbacks.empty()) return;
+  // The others go to the head of the row, where the first one finds them if it is about to block.
+  const size_t before = row.waiting.size();
+  row.waiting.insert(row.waiting.begin(), std::make_move_iterator(callbacks.begin() + 1),
+                     std::make_move_iterator(callbacks.end()));
+  row.run(callbacks.front());
+  row.run_waiting(row.depth == 0 ? 0 : before);
 }
 
 }  // namespace farspan

@@ -39,7 +39,8 @@ class Sleeper {
 
 // Callbacks that make further futures ready nest up to a depth; the rest wait for their turn in a
 // row, so that a long chain needs no deep stack. A thread that is about to block inside a callback
-// first runs that row, since what it waits for may lie there, and nests anew while it waits.
+// first gives away what is Unfinished and runs that row, since what it waits for may lie there, and
+// nests anew while it waits.
 //
 // Threading: made and destroyed by the same thread, on its stack.
 class CallbackPause {

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/reactor_state.h>
-#include <farspan/c10d/net/unfinished.h>
 
 namespace farspan::net {
 namespace {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include <farspan/c10d/net/reactor_state.h>
-#include <farspan/c10d/net/unfinished.h>
 
 namespace farspan::net {
 
@@ -50,7 +49,6 @@ Reactor::Blocked::Blocked(Reactor& waited_on, Slot& slot)
       reactor_(outer_.reactor ? *outer_.reactor : waited_on),
       waiting_(outer_.reactor ? Station::kWaiting : Station::kOutside),
       slot_(slot) {
-  Unfinished::hand_over_all();
   enter(outer_.station);
 }
 

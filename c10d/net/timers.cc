@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
-#include <farspan/c10d/net/unfinished.h>
+#include <farspan/c10d/base/unfinished.h>
 
 namespace farspan::net {
 namespace {

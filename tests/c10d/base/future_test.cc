@@ -220,6 +220,20 @@ TEST(Future, ACallbackMayWaitForWhatAnotherThreadDelivers) {
   other.join();
 }
 
+TEST(Future, ACallbackMayWaitForWhatALaterOneMakes) {
+  Promise<int> promise;
+  Future<int> later;
+  bool in_time = false;
+  promise.future().on_ready([&] { in_time = later.wait_for(seconds(10)); });
+  later = promise.future().then([](int value) { return value + 1; });
+  std::vector<int> order;
+  for (const int i : {1, 2, 3}) promise.future().on_ready([&, i] { order.push_back(i); });
+  promise.set_value(1);
+  EXPECT_TRUE(in_time);
+  EXPECT_EQ(later.value(), 2);
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+}
+
 // 200,000 continuations that make each other ready, one inside the other, would need far more stack
 // than a thread has.
 TEST(Future, ALongChainNeedsNoDeepStack) {

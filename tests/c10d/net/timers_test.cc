@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include <farspan/c10d/net/unfinished.h>
+#include <farspan/c10d/base/unfinished.h>
 
 namespace farspan::testing {
 namespace {
@@ -118,7 +118,7 @@ TEST(Timers, ACallbackThatBlocksLeavesTheOthersToAnotherThread) {
   std::atomic<bool> second_ran{false};
   const TimePoint due = Clock::now();
   timers.add(due, [&] {
-    net::Unfinished::hand_over_all();  // as a wait does
+    Unfinished::hand_over_all();  // as a wait does
     std::thread other([&] {
       ASSERT_TRUE(readable(timers, 5'000));
       timers.run_due();

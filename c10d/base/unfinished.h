@@ -3,7 +3,7 @@
 // Unfinished: work that a thread has taken for itself, and must leave to others before it blocks.
 #pragma once
 
-namespace farspan::net {
+namespace farspan {
 
 // A reading thread takes several frames, events or timers at a time. When what it runs for one of
 // them blocks (a continuation that waits for another call, say), the rest would lie behind it, and
@@ -29,4 +29,4 @@ class Unfinished {
   Unfinished* const outer_;
 };
 
-}  // namespace farspan::net
+}  // namespace farspan

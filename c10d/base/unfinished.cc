@@ -1,6 +1,6 @@
-#include <farspan/c10d/net/unfinished.h>
+#include <farspan/c10d/base/unfinished.h>
 
-namespace farspan::net {
+namespace farspan {
 namespace {
 thread_local Unfinished* innermost = nullptr;
 }
@@ -13,4 +13,4 @@ void Unfinished::hand_over_all() noexcept {
   for (Unfinished* work = innermost; work; work = work->outer_) work->hand_over();
 }
 
-}  // namespace farspan::net
+}  // namespace farspan
