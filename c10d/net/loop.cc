@@ -89,13 +89,16 @@ void Loop::run_outcomes() {
   for (const auto& outcome : outcomes) outcome();
 }
 
-bool Loop::pump(Role&) noexcept {
+bool Loop::pump(Role& role) noexcept {
   {
     MutexLock lock(mutex_);
     if (!closed_) turn_locked();
+    if (outcomes_.empty()) return false;
   }
+  role.may_lease(false);  // nobody comes back soon
+  role.release();
   run_outcomes();
-  return false;  // nothing here is worth polling for
+  return true;
 }
 
 void Loop::close() {

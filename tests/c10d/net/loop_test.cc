@@ -172,6 +172,30 @@ TEST_F(LoopTest, CloseEndsAttemptsAndRefusesNewOnes) {
   EXPECT_THROW(listen(), Error);
 }
 
+TEST_F(LoopTest, ACallbackThatBlocksDoesNotKeepTheLoopFromTurning) {
+  const auto client = [this] {
+    OwnedDescriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(fd.get(), as_sockaddr(bound_), sizeof(sockaddr_in)), 0);
+    return fd;
+  };
+  std::atomic<int> count{0};
+  Promise<void> second;
+  Promise<bool> in_time;
+  const sockaddr_storage any = local_port(0);
+  const auto listening = loop_->listen_tcp(
+      as_sockaddr(any),
+      [&](int fd) {
+        const OwnedDescriptor accepted(fd);
+        if (++count == 2) return (void)second.set_value();
+        const OwnedDescriptor other = client();
+        in_time.set_value(second.future().wait_for(Millis(10'000)));
+      },
+      &bound_);
+  const OwnedDescriptor first = client();
+  ASSERT_TRUE(in_time.future().wait_for(Millis(20'000)));
+  EXPECT_TRUE(in_time.future().value());
+}
+
 // An attempt succeeds while the loop turns for another reason: the end of a listener. There is no
 // reactor here that would turn it later.
 TEST(LoopOutcomes, AreRunByWhoeverTurnsTheLoop) {
