@@ -85,6 +85,7 @@ class Reactor {
   class Blocked;
   class ThreadWaiter;
   class Events;
+  class Unused;
   struct Thread;
   struct Slot;
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/reactor_state.h>
 
 namespace farspan::net {
@@ -109,9 +110,38 @@ void Reactor::lease(Source& source) {
   timers_.nudge(Clock::now() + kLease);
 }
 
+// Sources whose lease is over, which nobody else hears of until they are armed.
+class Reactor::Unused final : Unfinished {
+ public:
+  explicit Unused(Reactor& reactor) : reactor_(reactor) {}
+  void add(std::shared_ptr<Source> source) { sources_.push_back(std::move(source)); }
+
+  // Reads each, and arms it again.
+  void pump() {
+    while (next_ < sources_.size()) {
+      Source& source = *sources_[next_++];
+      Role role;
+      if (source.removed() || !role.take(reactor_, source, false)) continue;  // its holder arms it
+      if (source.pump(role)) source.no_leases_.store(kLeaseBan);
+    }
+  }
+
+ private:
+  void hand_over() noexcept override {
+    while (next_ < sources_.size()) {
+      Role role;
+      role.take(reactor_, *sources_[next_++], false);  // and arms it
+    }
+  }
+
+  Reactor& reactor_;
+  std::vector<std::shared_ptr<Source>> sources_;
+  size_t next_ = 0;
+};
+
 // Sources that are in use keep their lease; the others are read, and armed again.
 void Reactor::end_leases() {
-  std::vector<std::shared_ptr<Source>> unused;
+  Unused unused(*this);
   bool some_left = false;
   {
     MutexLock lock(leases_mutex_);
@@ -120,19 +150,14 @@ void Reactor::end_leases() {
       const bool in_use = std::exchange(source->uses_seen_, uses) != uses;
       if (!in_use) {
         source->leased_.store(false);
-        unused.push_back(source);
+        unused.add(source);
       }
       return !in_use;
     });
     some_left = !leases_.empty();
   }
   if (some_left) timers_.nudge(Clock::now() + kLease);
-  for (const auto& source : unused) {
-    if (source->removed()) continue;
-    Role role;
-    if (!role.take(*this, *source, false)) continue;  // its holder arms it, or leases it anew
-    if (source->pump(role)) source->no_leases_.store(kLeaseBan);
-  }
+  unused.pump();
 }
 
 void Source::follow(Sleeper& sleeper) {

@@ -87,9 +87,9 @@ class Timers::Due final : Unfinished {
 
  private:
   void hand_over() noexcept override {
-    if (next_ == due_.size()) return;
     MutexLock lock(timers_.mutex_);
     while (next_ < due_.size()) timers_.insert_locked(TimePoint(), std::move(due_[next_++]));
+    timers_.nudge_ = TimePoint();  // and what is done when the descriptor fires beside this
     timers_.set_descriptor_locked();
   }
 

@@ -219,6 +219,81 @@ TEST(Source, ABlockedReaderGivesBackTheEventsItHolds) {
   EXPECT_TRUE(ends(task));
 }
 
+// Reads a message; after that nobody reads for a while, but on_read is free to be changed.
+void lease(Reactor& reactor, Mailbox& mailbox, std::function<void()>& on_read) {
+  Promise<void> promise;
+  on_read = [promise] { promise.set_value(); };
+  mailbox.post();
+  ASSERT_TRUE(reactor.wait(*promise.future().state(), Deadline::after(seconds(10)), &mailbox));
+}
+
+// What comes to two sources on leases is read by one thread; for the first it blocks in user code
+// until the second has been read.
+TEST(Source, ABlockedReaderLeavesTheOtherLeasesToOthers) {
+  std::function<void()> on_read[2];
+  std::shared_ptr<Mailbox> mailboxes[2];
+  for (const size_t i : {0, 1}) {
+    mailboxes[i] = std::make_shared<Mailbox>([&on_read, i](uint64_t) { on_read[i](); });
+  }
+  Stopped stopped;
+  for (const auto& mailbox : mailboxes) stopped.reactor.add(mailbox);
+  for (int round = 0; round < 30; ++round) {
+    for (const size_t i : {0, 1}) lease(stopped.reactor, *mailboxes[i], on_read[i]);
+    std::atomic<int> readers{0};
+    Promise<void> second;
+    Promise<bool> in_time;
+    for (auto& callback : on_read) {
+      callback = [&] {
+        if (++readers == 2) return (void)second.set_value();
+        in_time.set_value(second.future().wait_for(seconds(10)));
+      };
+    }
+    for (const auto& mailbox : mailboxes) mailbox->post();
+    ASSERT_TRUE(in_time.future().wait_for(seconds(20)));
+    ASSERT_TRUE(in_time.future().value()) << "round " << round;
+    ASSERT_TRUE(second.future().ready());
+  }
+}
+
+// The thread that looks after leases runs timers, too, and blocks in one of them.
+TEST(Source, ABlockedTimerLeavesLeasesToOthers) {
+  std::function<void()> on_read;
+  auto mailbox = std::make_shared<Mailbox>([&on_read](uint64_t) { on_read(); });
+  ReactorOptions options;
+  options.threads = 2;
+  Stopped stopped(options);
+  stopped.reactor.add(mailbox);
+  std::atomic<bool> end_task{false}, begun{false};
+  const auto task = run(stopped.reactor, [&] {
+    begun = true;
+    while (!end_task) std::this_thread::yield();
+  });
+  ASSERT_TRUE(eventually([&] { return begun.load(); }));
+  for (int round = 0; round < 10; ++round) {
+    lease(stopped.reactor, *mailbox, on_read);
+    std::atomic<bool> busy{false}, go{false};
+    Promise<void> has_read;
+    Promise<bool> in_time;
+    on_read = [&] { has_read.set_value(); };
+    stopped.reactor.timers().add(Clock::now(), [&] {
+      busy = true;
+      while (!go) std::this_thread::yield();
+    });
+    ASSERT_TRUE(eventually([&] { return busy.load(); }));
+    // The only thread that reads is busy until both the lease and the next timer are over.
+    stopped.reactor.timers().add(
+        Clock::now(), [&] { in_time.set_value(has_read.future().wait_for(seconds(10))); });
+    mailbox->post();
+    std::this_thread::sleep_for(milliseconds(2));
+    go = true;
+    ASSERT_TRUE(in_time.future().wait_for(seconds(20)));
+    EXPECT_TRUE(in_time.future().value()) << "round " << round;
+    ASSERT_TRUE(ends(has_read.future()));
+  }
+  end_task = true;
+  EXPECT_TRUE(ends(task));
+}
+
 // A task waits with the source as its hint, reads for somebody else, and blocks in what that one
 // does with it.
 TEST(Source, AThreadThatBlocksTwiceCountsOnce) {
