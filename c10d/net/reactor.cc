@@ -20,6 +20,7 @@ constexpr uint64_t kWakeKey = 1, kStopKey = 2, kTimersKey = 3, kFirstSourceKey =
 constexpr uint64_t kWriteBit = uint64_t{1} << 63;
 constexpr int kIdleLoopers = 2;        // kept asleep, so that one reads while another runs a task
 constexpr int kRetireAfterMs = 2'000;  // how long a superfluous thread stays idle
+constexpr int kForPatientTasks = 16;   // threads beyond the limit, for what the others may wait for
 
 OwnedDescriptor checked(int fd, const char* what) {
   if (fd >= 0) return OwnedDescriptor(fd);
@@ -72,6 +73,7 @@ Reactor::Reactor(ReactorOptions options)
       wake_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE), "eventfd")),
       stop_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       max_threads_(options_.max_threads),
+      patient_threads_(kForPatientTasks),
       next_key_(kFirstSourceKey) {
   watch(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), EPOLLIN | EPOLLEXCLUSIVE, kWakeKey);
   watch(epoll_.get(), EPOLL_CTL_ADD, stop_fd_.get(), EPOLLIN, kStopKey);

@@ -30,10 +30,14 @@ class Task {
  public:
   virtual ~Task() = default;
   virtual void run() noexcept = 0;
-  // Called instead of run() when no thread can be had: kOverloaded, or kShutdown.
+  // Called instead of run(): kOverloaded, no thread can be had (a patient one is spared that), or
+  // kShutdown.
   virtual void reject(const Error& why) noexcept = 0;
   // The chain of nested calls that this task belongs to; 0: none.
   uint64_t chain = 0;
+  // For work whose loss nobody would hear of: beyond the limit of threads it gets one of a few that
+  // are kept for such, or waits.
+  bool patient = false;
 };
 
 struct ReactorOptions {
@@ -101,6 +105,7 @@ class Reactor {
   // Who runs what: reactor_tasks.cc.
   int loopers_locked() const FARSPAN_REQUIRES(mutex_) { return alive_ - running_ - blocked_; }
   void move_locked(Station from, Station to) FARSPAN_REQUIRES(mutex_);
+  int most_locked() const FARSPAN_REQUIRES(mutex_);
   bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
@@ -140,6 +145,7 @@ class Reactor {
   std::vector<std::thread> ended_ FARSPAN_GUARDED_BY(mutex_);  // retired, to be joined
   int max_threads_
       FARSPAN_GUARDED_BY(mutex_);  // fewer than the option's when the system gives less
+  int patient_threads_ FARSPAN_GUARDED_BY(mutex_);  // beyond that, for patient tasks
   int alive_ FARSPAN_GUARDED_BY(mutex_) = 0;
   int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
   int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback

@@ -24,16 +24,19 @@ void Reactor::move_locked(Station from, Station to) {
   blocked_ += (to == Station::kWaiting) - (from == Station::kWaiting);
 }
 
-// A thread takes a task only when another one remains to read, or can be started: what comes in is
-// always read, however long tasks take.
-bool Reactor::may_take_locked() const {
-  return running_ < options_.threads && (loopers_locked() > 1 || alive_ <= max_threads_);
+// How many threads may be blocked or running, with the next task.
+int Reactor::most_locked() const {
+  return max_threads_ + (!queue_.empty() && queue_.front()->patient ? patient_threads_ : 0);
 }
 
-// Every thread but the reader is blocked, and no more may be started.
-bool Reactor::exhausted_locked() const {
-  return running_ == 0 && alive_ > max_threads_ && loopers_locked() <= 1;
+// One thread more than that may be alive, which reads: what comes in is always read, however long
+// tasks take.
+bool Reactor::may_take_locked() const {
+  return running_ < options_.threads && running_ + blocked_ < most_locked();
 }
+
+// All that may are blocked.
+bool Reactor::exhausted_locked() const { return running_ == 0 && blocked_ >= max_threads_; }
 
 // False when there can be no more threads.
 bool Reactor::spawn_locked() {
@@ -50,6 +53,7 @@ bool Reactor::spawn_locked() {
     threads_.pop_back();
     --alive_;
     max_threads_ = std::max(alive_ - 1, 0);  // the system's limit is ours, and one thread reads
+    patient_threads_ = 0;
     return false;
   }
 }
@@ -64,10 +68,10 @@ void Reactor::wake_one() noexcept {
 // Called after a thread took a task, or became blocked: does what is left need another thread?
 void Reactor::share_queue_locked() {
   if (loopers_locked() < 1) spawn_locked();
-  if (queue_.empty() || running_ >= options_.threads) return;
+  if (queue_.empty() || !may_take_locked()) return;
   if (sleeping_ > 0) {
     wake_one();
-  } else if (loopers_locked() <= 1 && alive_ <= max_threads_) {
+  } else if (loopers_locked() <= 1) {
     spawn_locked();
   }
 }
@@ -110,8 +114,9 @@ bool Reactor::run_one_task() {
   bool taken = false;
   {
     MutexLock lock(mutex_);
-    if (queue_.empty() || !may_take_locked()) return false;
-    taken = take_locked(task);
+    if (queue_.empty()) return false;
+    taken = may_take_locked() && take_locked(task);
+    if (!taken && !exhausted_locked()) return false;
   }
   if (!taken) {
     drain_if_exhausted();
@@ -145,14 +150,14 @@ void Reactor::reject_queue(const Error& why) {
 }
 
 // No thread can be had for what is queued: a task whose chain has a thread waiting here runs on
-// that thread, the others are turned away.
+// that thread, patient ones stay, the others are turned away.
 void Reactor::drain_if_exhausted() {
   std::vector<std::unique_ptr<Task>> rejected;
   int threads = 0;
   {
     MutexLock lock(mutex_);
     if (!exhausted_locked()) return;
-    threads = alive_ - 1;
+    threads = blocked_;
     for (auto& task : queue_) {
       const auto waiting = waiting_.find(task->chain);
       if (task->chain != 0 && waiting != waiting_.end()) {
@@ -160,12 +165,13 @@ void Reactor::drain_if_exhausted() {
         innermost.inbox.push_back(std::move(task));
         innermost.has_mail.store(true, std::memory_order_release);
         innermost.wake();
-      } else {
+      } else if (!task->patient) {
         rejected.push_back(std::move(task));
       }
     }
-    queue_.clear();
-    queued_.store(0);
+    std::erase(queue_, nullptr);
+    queued_.store(queue_.size());
+    if (!queue_.empty()) share_queue_locked();
   }
   for (auto& task : rejected) {
     task->reject(Error(Code::kOverloaded, "all " + std::to_string(threads) +

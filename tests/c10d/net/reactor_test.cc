@@ -134,6 +134,50 @@ TEST_F(ReactorLimitTest, BeyondItWorkIsTurnedAway) {
   EXPECT_EQ(reactor_.counters().threads, kMax + 1);
 }
 
+TEST_F(ReactorLimitTest, PatientWorkIsDoneAllTheSame) {
+  block_all();
+  // It may even be what the others wait for.
+  const auto patient = run_patient(reactor_, [] {});
+  ASSERT_TRUE(ends(patient));
+  EXPECT_FALSE(patient.has_error());
+  // Expect: that it was done makes no room for other work.
+  const auto more = run(reactor_, [] {});
+  ASSERT_TRUE(ends(more));
+  EXPECT_TRUE(more.has_error());
+}
+
+TEST_F(ReactorLimitTest, PatientWorkThatBlocksIsWorkedOffLater) {
+  block_all();
+  std::vector<Future<void>> patient;
+  for (int i = 0; i < 100; ++i) {
+    patient.push_back(run_patient(reactor_, [this] { gate_.future().wait(); }));
+  }
+  EXPECT_TRUE(eventually([&] { return reactor_.counters().blocked > kMax; }));
+  // Expect: other work is turned away, not stuck behind it.
+  const auto more = run(reactor_, [] {});
+  ASSERT_TRUE(ends(more));
+  EXPECT_TRUE(more.has_error());
+  EXPECT_LT(reactor_.counters().threads, 50);
+  gate_.set_value();
+  EXPECT_TRUE(ends(collect_all(patient)));
+  for (const auto& task : patient) EXPECT_FALSE(task.has_error());
+}
+
+TEST_F(ReactorLimitTest, WorkBehindPatientWorkThatRunsIsTurnedAwayAfterIt) {
+  block_all();
+  std::atomic<bool> go{false}, begun{false};
+  const auto patient = run_patient(reactor_, [&] {
+    begun = true;
+    while (!go) std::this_thread::yield();
+  });
+  ASSERT_TRUE(eventually([&] { return begun.load(); }));
+  const auto more = run(reactor_, [] {});
+  go = true;
+  ASSERT_TRUE(ends(more));
+  EXPECT_TRUE(more.has_error());
+  EXPECT_TRUE(ends(patient));
+}
+
 TEST_F(ReactorLimitTest, ATaskOfAWaitingChainRunsOnItsThread) {
   block_all(7);
   std::thread::id where;

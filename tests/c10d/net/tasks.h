@@ -13,8 +13,10 @@ namespace farspan::testing {
 
 class FunctionTask final : public net::Task {
  public:
-  FunctionTask(std::function<void()> work, uint64_t in_chain) : work_(std::move(work)) {
+  FunctionTask(std::function<void()> work, uint64_t in_chain, bool is_patient = false)
+      : work_(std::move(work)) {
     chain = in_chain;
+    patient = is_patient;
   }
   void run() noexcept override {
     work_();
@@ -34,6 +36,14 @@ class FunctionTask final : public net::Task {
 // Ready when `work` has run, or with the reason why it was not.
 inline Future<void> run(net::Reactor& reactor, std::function<void()> work, uint64_t chain = 0) {
   auto task = std::make_unique<FunctionTask>(std::move(work), chain);
+  auto done = task->done();
+  reactor.run(std::move(task));
+  return done;
+}
+
+// The same for a task that is never turned away for want of threads.
+inline Future<void> run_patient(net::Reactor& reactor, std::function<void()> work) {
+  auto task = std::make_unique<FunctionTask>(std::move(work), 0, true);
   auto done = task->done();
   reactor.run(std::move(task));
   return done;
