@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace farspan::agent {
@@ -74,7 +75,6 @@ std::vector<Buffer> Outbox::take() {
 Outbox::State Outbox::send(wire::OutFrame& frame) {
   fill_lengths(frame);
   const uint64_t bytes = frame.bytes();
-  sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return bytes <= kGather ? send_small(frame, bytes) : send_pieces(frame);
 }
 
@@ -92,8 +92,8 @@ Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
     if (moved < 0) return State::kBroken;
     if (static_cast<uint64_t>(moved) == bytes) return State::kDone;
   }
-  keep_locked(Buffer::copy_of({gathered.data() + moved, static_cast<size_t>(bytes - moved)}));
-  return State::kLeft;
+  return keep_locked(
+      Buffer::borrowed(gathered.data() + moved, bytes - static_cast<uint64_t>(moved)));
 }
 
 Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
@@ -126,12 +126,11 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
       pieces[first] = pieces[first].slice(done, pieces[first].size() - done);
     }
   }
-  if (first == pieces.size()) return State::kDone;
-  for (; first < pieces.size(); ++first) {
-    Buffer& piece = pieces[first];
-    keep_locked(piece.owner() ? std::move(piece) : Buffer::copy_of(piece.span()));
+  State state = State::kDone;
+  for (; first < pieces.size() && state != State::kBroken; ++first) {
+    state = keep_locked(std::move(pieces[first]));
   }
-  return State::kLeft;
+  return state;
 }
 
 Outbox::State Outbox::flush() {
@@ -155,7 +154,7 @@ Outbox::State Outbox::flush_locked() {
     int64_t moved = write_locked(views.data(), static_cast<int>(count));
     if (moved < 0) return State::kBroken;
     if (moved == 0) return State::kLeft;
-    left_bytes_.fetch_sub(static_cast<uint64_t>(moved), std::memory_order_release);
+    left_bytes_.fetch_sub(static_cast<uint64_t>(moved));  // before a look at who waits for room
     while (moved > 0) {
       Piece& piece = left_.front();
       const size_t step = std::min(static_cast<size_t>(moved), piece.buffer.size() - piece.done);
@@ -171,6 +170,7 @@ int64_t Outbox::write_locked(const iovec* pieces, int count) {
   const transport::IoResult result = stream_->write(pieces, count);
   switch (result.status) {
     case transport::IoStatus::kOk:
+      sent_bytes_.fetch_add(result.bytes, std::memory_order_relaxed);
       return static_cast<int64_t>(result.bytes);
     case transport::IoStatus::kWouldBlock:
       return 0;
@@ -179,9 +179,16 @@ int64_t Outbox::write_locked(const iovec* pieces, int count) {
   }
 }
 
-void Outbox::keep_locked(Buffer buffer) {
-  left_bytes_.fetch_add(buffer.size());  // before a look at whether the connection is open
-  left_.push_back({std::move(buffer), 0});
+Outbox::State Outbox::keep_locked(Buffer piece) {
+  const size_t size = piece.size();
+  try {
+    left_.push_back({piece.owner() ? std::move(piece) : Buffer::copy_of(piece.span()), 0});
+  } catch (const std::bad_alloc&) {
+    closed_ = true;
+    return State::kBroken;
+  }
+  left_bytes_.fetch_add(size);  // before a look at whether the connection is open
+  return State::kLeft;
 }
 
 }  // namespace farspan::agent

@@ -31,7 +31,8 @@ class Outbox {
 
   // For a look without the lock.
   bool has_left() const noexcept { return left_bytes_.load() > 0; }
-  uint64_t left_bytes() const noexcept { return left_bytes_.load(std::memory_order_relaxed); }
+  uint64_t left_bytes() const noexcept { return left_bytes_.load(); }
+  // That the stream took.
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
 
   // Drops everything; later frames are dropped as well. The stream is not touched after that.
@@ -49,7 +50,9 @@ class Outbox {
   State flush_locked() FARSPAN_REQUIRES(mutex_);
   // Moves what it can of `count` pieces; returns the bytes moved, or -1 when the stream is broken.
   int64_t write_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(mutex_);
-  void keep_locked(Buffer buffer) FARSPAN_REQUIRES(mutex_);
+  // Copies a piece without an owner. When there is no memory for it the stream must end: the next
+  // frame would be read as the rest of this one.
+  State keep_locked(Buffer piece) FARSPAN_REQUIRES(mutex_);
 
   std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};
   Mutex mutex_;

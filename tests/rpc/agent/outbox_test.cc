@@ -154,6 +154,45 @@ TEST(Outbox, WhatIsLeftOfAnOwnedSegmentIsKeptUntilItIsWrittenAndNotLonger) {
   EXPECT_EQ(segment.owner().use_count(), before);
 }
 
+TEST(Outbox, CountsAsSentWhatTheStreamTook) {
+  ScriptedStream stream;
+  Outbox outbox;
+  const Twin twin = large_twin(), small = small_twin();
+  wire::OutFrame frame = twin.frame(), other = small.frame(), late = small.frame();
+  outbox.send(frame);
+  EXPECT_EQ(outbox.sent_bytes(), 0u);
+  stream.set_room(1000);
+  outbox.open(stream);
+  EXPECT_EQ(outbox.flush(), State::kLeft);
+  EXPECT_EQ(outbox.sent_bytes(), 1000u);
+  outbox.send(other);
+  EXPECT_EQ(outbox.sent_bytes(), 1000u);
+  stream.set_room(SIZE_MAX);
+  EXPECT_EQ(outbox.flush(), State::kDone);
+  const size_t all = stream.written().size();
+  EXPECT_EQ(outbox.sent_bytes(), all);
+  outbox.close();
+  outbox.send(late);
+  EXPECT_EQ(outbox.sent_bytes(), all);
+}
+
+// As when memory runs out: the rest of a frame is lost, and must not be followed by another one.
+TEST(Outbox, AFrameThatCannotBeKeptEndsTheStream) {
+  ScriptedStream stream;
+  Outbox outbox;
+  outbox.open(stream);
+  stream.set_room(100);
+  const Bytes bytes(1000);
+  wire::OutFrame frame;
+  frame.segments = {Buffer::borrowed(bytes.data(), SIZE_MAX - 8192)};
+  EXPECT_EQ(outbox.send(frame), State::kBroken);
+  stream.set_room(SIZE_MAX);
+  const Twin twin = small_twin();
+  wire::OutFrame next = twin.frame();
+  EXPECT_EQ(outbox.send(next), State::kBroken);
+  EXPECT_EQ(stream.written().size(), 100u);
+}
+
 TEST(Outbox, KeepsFramesUntilItIsOpened) {
   Outbox outbox;
   Bytes expected;
