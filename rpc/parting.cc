@@ -85,7 +85,7 @@ void Parting::perform(agent::Meeting::Action action) {
     frame.meta = std::as_bytes(std::span(&send.message, 1));
     messenger_->post(send.to, frame);
   }
-  if (action.report_when_quiet) report_when_quiet();
+  if (action.report_when_quiet) action.pause ? look_again() : report_when_quiet();
   if (!action.done && !action.failure) return;
   Promise<void> over;
   {
@@ -107,6 +107,10 @@ void Parting::report_when_quiet() {
     });
     return;
   }
+  look_again();
+}
+
+void Parting::look_again() {
   messenger_->call_at(messenger_->now() + kLookAgain, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->report_when_quiet();
   });

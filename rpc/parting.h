@@ -28,6 +28,7 @@ class Parting : public std::enable_shared_from_this<Parting> {
  private:
   void perform(agent::Meeting::Action action);
   void report_when_quiet();
+  void look_again();
   template <class Fn>
   void step(Fn&& fn);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/reactor.h>
 #include <farspan/rpc/incoming_call.h>
 #include <farspan/rpc/parting.h>
 
@@ -96,6 +97,13 @@ Worker& current_worker() {
 // others; then the connections end.
 void Worker::shutdown(bool graceful) {
   if (ended_) throw Error(Code::kShutdown, "worker '" + name() + "' has been shut down already");
+  if (net::on_reactor_thread()) {  // which the end would wait for
+    throw Error(Code::kInvalidArgument, "a worker cannot be shut down by what it runs")
+        .operation("shutdown")
+        .advice(
+            "call it in a thread of your own, not in a function that is called from other "
+            "workers or in a continuation");
+  }
   std::exception_ptr failure;
   if (graceful) {
     try {

@@ -92,7 +92,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   // Graceful: waits until every worker is here and nothing is under way, lets the rooms let go of
   // what they hold, and ends. Otherwise: ends at once, and calls under way fail.
-  //   throws  Error kTimeout (names who is missing), kDisconnected (a worker died)
+  //   throws  Error kTimeout, kDisconnected (a worker died), kInvalidArgument (a thread of its own)
   void shutdown(bool graceful = true);
 
   Millis rpc_timeout() const noexcept { return settings_.rpc_timeout; }

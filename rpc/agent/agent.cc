@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <sstream>
 #include <utility>
 
@@ -18,12 +19,25 @@ namespace {
 // How long stop() lets what was sent leave, replies to the very last calls above all.
 constexpr std::chrono::seconds kFarewell{2};
 
+// What is run for others must not end the process: an exception ends that work only.
+template <class Fn>
+void contain(const char* what, Fn&& fn) noexcept {
+  try {
+    fn();
+  } catch (const std::exception& e) {
+    log(LogLevel::kError, "agent", std::string(what) + " threw: " + e.what());
+  } catch (...) {
+    log(LogLevel::kError, "agent", std::string(what) + " threw");
+  }
+}
+
 // A request on its way to its handler.
 class RequestTask final : public net::Task {
  public:
   RequestTask(const Messenger::Handler& handler, Request request)
       : handler_(handler), request_(std::move(request)) {
     chain = request_.frame().header.chain;
+    patient = request_.one_way();
   }
 
   void run() noexcept override {
@@ -33,9 +47,9 @@ class RequestTask final : public net::Task {
       return;
     }
     CallContext& context = current_call();
-    const CallContext outer = std::exchange(
-        context, {request_.deadline(), chain, request_.from(), request_.route()});
-    handler_(std::move(request_));
+    const CallContext outer =
+        std::exchange(context, {request_.deadline(), chain, request_.from(), request_.route()});
+    contain("a handler", [&] { handler_(std::move(request_)); });
     context = outer;
   }
 
@@ -48,8 +62,8 @@ class RequestTask final : public net::Task {
 
 class PlainTask final : public net::Task {
  public:
-  explicit PlainTask(std::function<void()> work) : work_(std::move(work)) {}
-  void run() noexcept override { work_(); }
+  explicit PlainTask(std::function<void()> work) : work_(std::move(work)) { patient = true; }
+  void run() noexcept override { contain("a task", work_); }
   void reject(const Error& why) noexcept override {
     log(LogLevel::kWarning, "agent", std::string("dropped work at its end: ") + why.what());
   }
@@ -152,7 +166,14 @@ void Agent::stop() {
   std::vector<std::weak_ptr<Greeting>> greetings;
   {
     MutexLock lock(mutex_);
-    if (std::exchange(stopped_, true)) return;
+    if (stopped_) return;
+    if (net::on_reactor_thread()) {  // which would wait for itself
+      throw Error(Code::kInvalidArgument, "a worker cannot be shut down by what it runs")
+          .advice(
+              "call shutdown() in a thread of your own, not in a function that is called from "
+              "other workers or in a continuation");
+    }
+    stopped_ = true;
     stopping_.store(true);
     for (auto& peer : peers_) {
       if (peer.line) lines.push_back(peer.line);
@@ -192,7 +213,6 @@ void Agent::handle(wire::Kind kind, Run run, Handler handler) {
 void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
                  std::shared_ptr<ReplyHandler> handler, bool will_wait) {
   calls_sent_.fetch_add(1, std::memory_order_relaxed);
-  requests_sent_.fetch_add(1, std::memory_order_relaxed);
   if (frame.header.chain == 0) {
     const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
     frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
@@ -208,9 +228,6 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
 
 void Agent::post(int to, wire::OutFrame& frame) {
   frame.header.flags |= wire::kOneWay;
-  if (frame.header.kind != wire::Kind::kShutdown) {
-    requests_sent_.fetch_add(1, std::memory_order_relaxed);
-  }
   try {
     line_to(to)->send(frame);
   } catch (const Error& e) {
@@ -280,8 +297,6 @@ MessengerCounters Agent::counters() const {
   MessengerCounters counters;
   counters.calls_sent = calls_sent_.load();
   counters.calls_received = calls_received_.load();
-  counters.requests_sent = requests_sent_.load();
-  counters.requests_received = requests_received_.load();
   counters.errors = errors_.load();
   counters.threads = reactor_.counters().threads;
   counters.bytes_sent = closed_sent_bytes_.load();
@@ -292,6 +307,8 @@ MessengerCounters Agent::counters() const {
       if (!line) continue;
       counters.connections += line->is_open();
       counters.in_flight += line->calls_in_flight();
+      counters.requests_sent += line->requests_sent();
+      counters.requests_received += line->requests_received();
       counters.bytes_sent += line->sent_bytes();
       counters.bytes_received += line->received_bytes();
     }
@@ -309,9 +326,6 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
   if (!(frame.header.flags & wire::kOneWay)) {
     calls_received_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (frame.header.kind != wire::Kind::kShutdown) {
-    requests_received_.fetch_add(1, std::memory_order_relaxed);
-  }
   Deadline deadline;
   if (frame.header.remaining_us > 0) {
     deadline = Deadline::after(Micros(std::min<uint64_t>(frame.header.remaining_us, 1ull << 50)));
@@ -323,7 +337,7 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
                                                  std::string(name_of(request.kind())) + "'")
                      .advice("build both workers with the same farspan and the same rooms"));
   } else if (slot.run == Run::kInline) {
-    slot.handler(std::move(request));
+    contain("a handler", [&] { slot.handler(std::move(request)); });
   } else {
     reactor_.run(std::make_unique<RequestTask>(slot.handler, std::move(request)));
   }

@@ -57,6 +57,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void set_workers(std::vector<PeerRecord> records);
 
   // Says goodbye, ends every connection and thread. Calls that wait fail with kShutdown.
+  //   throws  Error kInvalidArgument (in a thread of a reactor), and goes on
   void stop();
 
   const WorkerInfo& self() const noexcept override { return options_.self; }
@@ -126,7 +127,6 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::array<HandlerSlot, 256> handlers_;  // each constant after its first frame may arrive
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> calls_sent_{0}, calls_received_{0}, errors_{0}, next_chain_{1};
-  std::atomic<uint64_t> requests_sent_{0}, requests_received_{0};
   std::atomic<uint64_t> closed_sent_bytes_{0}, closed_received_bytes_{0};
 
   mutable Mutex mutex_;

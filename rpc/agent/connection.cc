@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/base/unfinished.h>
 
 namespace farspan::agent {
 namespace {
@@ -26,7 +27,45 @@ Error lost(const transport::IoResult& result) {
                std::string("the connection failed: ") + strerror(result.error));
 }
 
+// What workers compare when they leave together: requests and one-way messages of the rooms above.
+bool is_counted(const wire::FrameHeader& header) noexcept {
+  return !(header.flags & wire::kReply) && header.kind >= wire::Kind::kCall &&
+         header.kind != wire::Kind::kShutdown;
+}
+
 }  // namespace
+
+// Frames that a thread has read, and deliveries_ counts as one. If what it runs for one of them
+// blocks, others deliver the rest.
+class Connection::Delivery final : Unfinished {
+ public:
+  Delivery(std::shared_ptr<Connection> connection, std::vector<wire::InFrame> frames) noexcept
+      : connection_(std::move(connection)), frames_(std::move(frames)) {}
+  void run() {
+    while (next_ < frames_.size()) connection_->deliver(std::move(frames_[next_++]));
+    if (!std::exchange(handed_over_, true) && connection_->ends_last()) connection_->close_ended();
+  }
+
+ private:
+  void hand_over() noexcept override {
+    if (std::exchange(handed_over_, true)) return;
+    net::Timers& timers = connection_->reactor_.timers();  // no task, since somebody always reads
+    if (next_ == frames_.size()) {
+      if (!connection_->ends_last()) return;
+      timers.add(TimePoint(), [connection = connection_] { connection->close_ended(); });
+      return;
+    }
+    const auto rest = std::make_shared<std::vector<wire::InFrame>>();
+    while (next_ < frames_.size()) rest->push_back(std::move(frames_[next_++]));
+    timers.add(TimePoint(),
+               [connection = connection_, rest] { Delivery(connection, std::move(*rest)).run(); });
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  std::vector<wire::InFrame> frames_;
+  size_t next_ = 0;
+  bool handed_over_ = false;
+};
 
 Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
                        ConnectionLimits limits)
@@ -49,6 +88,7 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
     functions_ = std::move(functions);
   }
   outbox_.open(*stream_, std::move(unsent));
+  deliveries_.fetch_add(1);
   reactor_.add(self());
   State opening = State::kOpening;
   if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
@@ -58,7 +98,7 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
   }
   opened_.set_value();
   if (flush()) reactor_.flush_when_writable(*this);
-  deliver(frames);
+  Delivery(self(), std::move(frames)).run();
 }
 
 bool Connection::wait(FutureCore& future, Deadline deadline) {
@@ -75,8 +115,15 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     return handler->on_error(*too_large);
   }
   const uint64_t bytes = frame.bytes() + kCallOverhead;
-  if (pending_.bytes() + bytes > limits_.max_in_flight_bytes) wait_for_room(bytes, deadline);
+  const bool waits = waiting_calls_.load() > 0 || !has_room(bytes, false);
+  if (waits && !wait_for_room(bytes, deadline)) {
+    return handler->on_error(
+        Error(Code::kTimeout, "calls of " + std::to_string(limits_.max_in_flight_bytes >> 20) +
+                                  " MiB to it are under way, and no room for this one in time")
+            .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes"));
+  }
   const uint64_t id = pending_.add(handler, deadline, bytes);
+  if (waits) make_room();  // for the next one, now that this one counts
   if (id == 0) {
     return handler->on_error(why_closed());
   }
@@ -88,12 +135,14 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     const auto left = std::chrono::duration_cast<Micros>(deadline.remaining()).count();
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
   }
+  requests_sent_.fetch_add(1, std::memory_order_relaxed);
   after_send(outbox_.send(frame), will_wait);
 }
 
 void Connection::send(wire::OutFrame& frame) {
   const auto too_large = wire::excess(frame, wire::FrameLimits());
   if (too_large) return send_instead(frame, *too_large);
+  if (is_counted(frame.header)) requests_sent_.fetch_add(1, std::memory_order_relaxed);
   after_send(outbox_.send(frame), false);
 }
 
@@ -125,6 +174,7 @@ bool Connection::flush() noexcept {
   if (!outbox_.has_left() || !is_open()) return false;
   const Outbox::State state = outbox_.flush();
   if (state == Outbox::State::kBroken) close_broken();
+  make_room();
   return state == Outbox::State::kLeft;
 }
 
@@ -135,45 +185,80 @@ void Connection::drain(Deadline deadline) {
   }
 }
 
+// The other side may have written more before it closed: whoever reads ends the connection when
+// that has been read.
 void Connection::close_broken() {
-  if (is_open()) close(Error(Code::kDisconnected, "the connection was closed by the other side"));
+  outbox_.close();
+  if (is_open()) stream_->shut();
 }
 
-// Blocks while too many bytes wait for answers. A call that is alone is always let through.
-void Connection::wait_for_room(uint64_t bytes, Deadline deadline) {
-  while (pending_.count() > 0 && pending_.bytes() + bytes > limits_.max_in_flight_bytes) {
-    Promise<void> room;
-    {
-      MutexLock lock(mutex_);
-      if (closing_) return;
-      waiting_for_room_.push_back(room);
-    }
-    // Those that ended just before have told nobody.
-    if (pending_.count() == 0 || pending_.bytes() + bytes <= limits_.max_in_flight_bytes) return;
-    auto state = room.future().state();
-    if (!wait(*state, deadline)) return;
+// A call has room within the limit, and below half of it in any case: one that is too large for the
+// limit must pass, too, whatever long calls wait. Requests that wait for answers count, and what
+// has not left yet, though nobody may wait for it any more. A call that is made in the course of
+// another one does not wait for answers: the other one's may be among them, or wait in a circle for
+// a line where the same happens. It does wait for what has not left, since every peer reads.
+bool Connection::has_room(uint64_t bytes, bool nested) const noexcept {
+  const uint64_t left = outbox_.left_bytes();
+  const uint64_t used = nested ? left : std::max(left, pending_.bytes());
+  return used <= limits_.max_in_flight_bytes / 2 || used + bytes <= limits_.max_in_flight_bytes;
+}
+
+// In the order in which they came, so that a large one has its turn; nested ones first.
+bool Connection::wait_for_room(uint64_t bytes, Deadline deadline) {
+  const bool nested = current_call().chain != 0;
+  if (nested && has_room(bytes, nested)) return true;
+  const Promise<void> room;
+  const auto given = room.future().state();
+  {
+    MutexLock lock(mutex_);
+    if (closing_) return true;  // and fails
+    auto& waiting = waiting_for_room_;
+    waiting.insert(nested ? waiting.begin() : waiting.end(), {bytes, nested, room});
+    waiting_calls_.store(waiting.size());
   }
+  make_room();  // those that ended just before have told nobody
+  wait(*given, deadline);
+  if (!deadline.expired()) return true;
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(waiting_for_room_,
+                  [&](const Waiting& one) { return one.room.future().state() == given; });
+    waiting_calls_.store(waiting_for_room_.size());
+  }
+  make_room();  // for those behind
+  return false;
+}
+
+// Lets the first of those pass that wait, which lets the next one pass when it counts.
+void Connection::make_room() {
+  if (waiting_calls_.load() == 0) return;
+  std::optional<Promise<void>> room;
+  {
+    MutexLock lock(mutex_);
+    if (waiting_for_room_.empty()) return;
+    const Waiting& first = waiting_for_room_.front();
+    if (!has_room(first.bytes, first.nested)) return;
+    room = first.room;
+    waiting_for_room_.pop_front();
+    waiting_calls_.store(waiting_for_room_.size());
+  }
+  room->set_value();
 }
 
 void Connection::finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error) {
   if (!taken.handler) return;
+  make_room();  // not behind the handler
   if (reply) {
     taken.handler->on_reply(std::move(*reply));
   } else {
     taken.handler->on_error(*error);
   }
-  if (pending_.bytes() > limits_.max_in_flight_bytes / 2) return;
-  std::deque<Promise<void>> waiting;
-  {
-    MutexLock lock(mutex_);
-    waiting.swap(waiting_for_room_);
-  }
-  for (auto& promise : waiting) promise.set_value();
 }
 
 bool Connection::pump(net::Role& role) noexcept {
   std::vector<wire::InFrame> frames;
   std::optional<Error> failure;
+  if (read_all_.load(std::memory_order_relaxed)) return false;
   try {
     for (int turn = 0; turn < kReadsPerTurn; ++turn) {
       iovec places[2];
@@ -186,7 +271,7 @@ bool Connection::pump(net::Role& role) noexcept {
         failure = lost(result);
         break;
       }
-      received_.fetch_add(result.bytes, std::memory_order_relaxed);
+      received_.store(received_bytes() + result.bytes, std::memory_order_relaxed);
       reader_->advance(result.bytes, frames);
       if (result.bytes < room && !frames.empty()) break;  // most likely there is no more
     }
@@ -196,30 +281,51 @@ bool Connection::pump(net::Role& role) noexcept {
     failure = Error(Code::kOverloaded, "no memory for a frame that came in");
   }
   if (frames.empty() && !failure) return false;
-  const auto keep = self();
+  Delivery delivery(self(), std::move(frames));
+  deliveries_.fetch_add(1);  // before anybody else can read the end
+  if (failure) end_reading(*failure);
   role.release();
-  deliver(frames);
-  if (failure) close(*failure);
+  delivery.run();
   return true;
 }
 
-void Connection::deliver(std::vector<wire::InFrame>& frames) {
-  for (wire::InFrame& frame : frames) {
-    if (frame.is_reply()) {
-      PendingCalls::Taken taken = pending_.take(frame.header.request_id);
-      if (taken.handler) {
-        finish(std::move(taken), &frame, nullptr);
-      } else {
-        owner_.on_late_reply(self(), std::move(frame));
-      }
-    } else {
-      owner_.on_request(self(), std::move(frame));
-    }
+void Connection::end_reading(const Error& why) {
+  {
+    MutexLock lock(mutex_);
+    why_ended_ = why;
+  }
+  reactor_.remove(*this);
+  read_all_.store(true);
+}
+
+// What was read before the end is delivered before it, by whichever threads: the last of them tells
+// of the end.
+bool Connection::ends_last() noexcept { return deliveries_.fetch_sub(1) == 1 && read_all_.load(); }
+
+void Connection::close_ended() {
+  std::optional<Error> why;
+  {
+    MutexLock lock(mutex_);
+    why = why_ended_;
+  }
+  close(*why);
+}
+
+void Connection::deliver(wire::InFrame&& frame) {
+  if (!frame.is_reply()) {
+    if (is_counted(frame.header)) requests_received_.fetch_add(1, std::memory_order_relaxed);
+    return owner_.on_request(self(), std::move(frame));
+  }
+  PendingCalls::Taken taken = pending_.take(frame.header.request_id);
+  if (taken.handler) {
+    finish(std::move(taken), &frame, nullptr);
+  } else {
+    owner_.on_late_reply(self(), std::move(frame));
   }
 }
 
 void Connection::close(const Error& why) {
-  std::deque<Promise<void>> waiting;
+  std::deque<Waiting> waiting;
   bool was_open = false;
   {
     MutexLock lock(mutex_);
@@ -227,6 +333,7 @@ void Connection::close(const Error& why) {
     why_closed_ = why;
     was_open = state_.exchange(State::kClosed) == State::kOpen;
     waiting.swap(waiting_for_room_);
+    waiting_calls_.store(0);
   }
   if (was_open) {
     reactor_.remove(*this);
@@ -235,7 +342,7 @@ void Connection::close(const Error& why) {
   outbox_.close();
   opened_.set_error(why);
   for (auto& taken : pending_.close()) finish(std::move(taken), nullptr, &why);
-  for (auto& promise : waiting) promise.set_value();
+  for (auto& one : waiting) one.room.set_value();
   owner_.on_closed(self(), why);
 }
 

@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
@@ -38,7 +37,7 @@ class ConnectionOwner {
 };
 
 struct ConnectionLimits {
-  uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests that wait for their answers
+  uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests, see wait_for_room()
   Millis silence_timeout{30'000};                      // of a peer, see Heartbeat
 };
 
@@ -90,6 +89,9 @@ class Connection final : public net::Source, public ReplyRoute {
   std::string route() const;
 
   int64_t calls_in_flight() const noexcept { return pending_.count(); }
+  // What is under way is in the one number, and not in the other end's other one.
+  uint64_t requests_sent() const noexcept { return requests_sent_.load(); }
+  uint64_t requests_received() const noexcept { return requests_received_.load(); }
   uint64_t sent_bytes() const noexcept { return outbox_.sent_bytes(); }
   uint64_t received_bytes() const noexcept { return received_.load(std::memory_order_relaxed); }
 
@@ -102,14 +104,26 @@ class Connection final : public net::Source, public ReplyRoute {
   bool flush() noexcept override;
 
  private:
+  class Delivery;
   enum class State { kOpening, kOpen, kClosed };
+  struct Waiting {
+    uint64_t bytes;
+    bool nested;
+    Promise<void> room;
+  };
 
   Error why_closed() const;
   void close_broken();
   void after_send(Outbox::State state, bool will_wait);
-  void wait_for_room(uint64_t bytes, Deadline deadline);
+  bool has_room(uint64_t bytes, bool nested) const noexcept;
+  // Waits while too many bytes are under way; false when the deadline passed first.
+  bool wait_for_room(uint64_t bytes, Deadline deadline);
+  void make_room();
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
-  void deliver(std::vector<wire::InFrame>& frames);
+  void deliver(wire::InFrame&& frame);
+  void end_reading(const Error& why);
+  bool ends_last() noexcept;
+  void close_ended();
   void send_instead(const wire::OutFrame& frame, const Error& why);
   Heartbeat::Traffic traffic() const noexcept;
   void watch_peer();
@@ -128,8 +142,13 @@ class Connection final : public net::Source, public ReplyRoute {
 
   std::atomic<State> state_{State::kOpening};
   std::atomic<bool> ending_{false};
-  std::atomic<uint64_t> received_{0};
-  std::atomic<bool> watching_{false};  // the heartbeat looks, or is about to
+  std::atomic<uint64_t> received_{0};  // written by the holder of the role
+  std::atomic<uint64_t> requests_sent_{0}, requests_received_{0};
+  std::atomic<int> deliveries_{
+      0};  // of frames that were read: the end of the line comes after them
+  std::atomic<bool> read_all_{false};     // the stream has ended, or is to be read no more
+  std::atomic<size_t> waiting_calls_{0};  // waiting_for_room_.size()
+  std::atomic<bool> watching_{false};     // the heartbeat looks, or is about to
   Promise<void> opened_;
   PendingCalls pending_;
   Outbox outbox_;
@@ -140,10 +159,11 @@ class Connection final : public net::Source, public ReplyRoute {
 
   mutable Mutex mutex_;
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
-  std::deque<Promise<void>> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
+  std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
   Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);
+  std::optional<Error> why_ended_ FARSPAN_GUARDED_BY(mutex_);  // the stream, or its reading
 };
 
 }  // namespace farspan::agent

@@ -116,6 +116,7 @@ Meeting::Action Meeting::conclude_round() {
     next.round = ++round_;
     reporting_ = true;
     action.report_when_quiet = true;
+    action.pause = round_ > 2;
   }
   for (int rank = 1; rank < world_size_; ++rank) {
     if (lost_.count(rank) == 0) action.sends.push_back({rank, next});

@@ -33,6 +33,7 @@ class Meeting {
     };
     std::vector<Send> sends;
     bool report_when_quiet = false;  // call quiet() once no call of this worker is under way
+    bool pause = false;              // but first let some of what is under way arrive
     bool done = false;               // the meeting is over
     std::optional<Error> failure;    // it cannot end
   };

@@ -99,7 +99,8 @@ CallContext& current_call() noexcept;
 
 struct MessengerCounters {
   uint64_t calls_sent = 0, calls_received = 0;
-  // Requests and one-way messages, but those by which workers agree to end.
+  // Requests and one-way messages, but those by which workers agree to end; on the lines that there
+  // are now. So the sums over all workers agree when nothing is under way, whatever was lost.
   uint64_t requests_sent = 0, requests_received = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t errors = 0;    // requests of ours that ended with an error
@@ -144,8 +145,8 @@ class Messenger {
   // Runs `task` soon on a thread on which it may block.
   virtual void run(std::function<void()> task) = 0;
 
-  // Told each time that a line to a worker ends, or cannot be made; from any thread, must not block.
-  //   why  kShutdown: the worker has said goodbye, and its run is over; else it is out of reach, and
+  // Told each time that a line to a worker ends or cannot be made; from any thread, must not block.
+  //   why  kShutdown: the worker has said goodbye, and its run is over; else it is out of reach and
   //        may be back on a new line, which nothing of the old one survives
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;

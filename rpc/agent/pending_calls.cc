@@ -33,7 +33,7 @@ PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
   if (++call.turn == 0) call.turn = 1;
   free_.push_back(static_cast<uint32_t>(slot));
   count_.fetch_sub(1, std::memory_order_relaxed);
-  bytes_.fetch_sub(taken.bytes, std::memory_order_relaxed);
+  bytes_.fetch_sub(taken.bytes);  // before a look at who waits for room
   return taken;
 }
 

@@ -39,7 +39,7 @@ class PendingCalls {
   // Those without a deadline.
   bool has_endless() const noexcept { return endless_.load() > 0; }
   int64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
-  uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+  uint64_t bytes() const noexcept { return bytes_.load(); }
 
  private:
   struct Call {

@@ -31,6 +31,7 @@ struct AgentsOptions {
   int threads = 0;
   int max_threads = 256;
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;
+  uint64_t max_payload_bytes = wire::FrameLimits().max_payload_bytes;  // that they accept
 };
 
 class Agents {
@@ -44,6 +45,7 @@ class Agents {
       one.reactor.threads = options.threads;
       one.reactor.max_threads = options.max_threads;
       one.connection_limits.max_in_flight_bytes = options.max_in_flight_bytes;
+      one.frame_limits.max_payload_bytes = options.max_payload_bytes;
       agents_.push_back(std::make_unique<agent::Agent>(one));
     }
     std::vector<agent::PeerRecord> records;

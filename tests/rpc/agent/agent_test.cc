@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <thread>
+
+#include <farspan/c10d/base/log.h>
 
 #include "support/agents.h"
 
@@ -94,6 +97,26 @@ TEST_P(AgentTest, LimitsTheBytesInFlight) {
     EXPECT_LE(agents[0].counters().in_flight, 4);
   }
   for (auto& future : futures) future.wait();
+}
+
+TEST_P(AgentTest, NestedCallsDoNotWaitForTheBytesOfTheOnesAround) {
+  AgentsOptions small = options();
+  small.max_in_flight_bytes = 1 << 20;
+  Agents agents(small);
+  for (const int rank : {0, 1}) {
+    agents[rank].handle(wire::Kind::kCall, Messenger::Run::kAsTask,
+                        [&agents, rank](Request request) {
+                          const uint64_t left = word_at(request.frame().meta, 0);
+                          if (left > 0) {
+                            agents.call_sync(rank, 1 - rank, words(1, left - 1).span(),
+                                             {Buffer::allocate(700 << 10)});
+                          }
+                          request.reply({});
+                        });
+  }
+  const auto answer = agents.call(0, 1, words(1, 6).span(), {Buffer::allocate(700 << 10)});
+  ASSERT_TRUE(answer.wait_for(seconds(10))) << "deadlock";
+  EXPECT_FALSE(answer.has_error());
 }
 
 TEST_P(AgentTest, BothSidesMayDialAtOnce) {
@@ -211,6 +234,87 @@ TEST_P(AgentTest, ADroppedRequestIsAnswered) {
   auto future = agents.call(0, 1, words(1, 1).span());
   ASSERT_TRUE(future.wait_for(seconds(5)));
   EXPECT_EQ(future.error().code(), Code::kCancelled);
+}
+
+TEST_P(AgentTest, WhatAHandlerThrowsEndsItsRequestOnly) {
+  Agents agents(options());
+  set_log_sink([](LogLevel, std::string_view, std::string_view) {});
+  for (const auto run : {Messenger::Run::kAsTask, Messenger::Run::kInline}) {
+    const auto kind = run == Messenger::Run::kInline ? wire::Kind::kBuiltinCall : wire::Kind::kCall;
+    agents[1].handle(kind, run, [](Request) { throw std::out_of_range("from a handler"); });
+    const auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    frame.header.kind = kind;
+    agents[0].call(1, frame, Deadline::after(seconds(20)), answer, false);
+    ASSERT_TRUE(answer->future().wait_for(seconds(10)));
+    EXPECT_EQ(answer->future().error().code(), Code::kCancelled);
+  }
+  Promise<void> ran;
+  agents[1].run([] { throw std::out_of_range("from a task"); });
+  agents[1].run([&] { ran.set_value(); });
+  EXPECT_TRUE(ran.future().wait_for(seconds(10)));
+  set_log_sink(nullptr);
+}
+
+TEST_P(AgentTest, CannotBeStoppedFromAThreadOfItsOwn) {
+  Agents agents(options());
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    try {
+      agents[1].stop();
+      request.reply({});
+    } catch (const Error& e) {
+      request.fail(e);
+    }
+  });
+  for (int i = 0; i < 2; ++i) {  // it goes on as before
+    const auto answer = agents.call(0, 1, words(1, 1).span());
+    ASSERT_TRUE(answer.wait_for(seconds(10)));
+    ASSERT_TRUE(answer.has_error());
+    EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
+  }
+}
+
+// What workers compare when they leave together: see rpc/agent/meeting.h.
+TEST_P(AgentTest, SentAndReceivedAgreeWhateverWasLost) {
+  AgentsOptions small = options();
+  small.max_payload_bytes = 1 << 20;
+  Agents agents(small);
+  echo(agents, 0);
+  echo(agents, 1);
+  const auto agree = [&] {
+    const Deadline deadline = Deadline::after(seconds(10));
+    for (;;) {
+      uint64_t sent = 0, received = 0;
+      for (const int rank : {0, 1}) {
+        sent += agents[rank].counters().requests_sent;
+        received += agents[rank].counters().requests_received;
+      }
+      if (sent == received || deadline.expired()) return sent == received;
+      std::this_thread::yield();
+    }
+  };
+  agents.call_sync(0, 1, words(1, 1).span());
+  agents.call_sync(1, 0, words(1, 1).span());
+  EXPECT_TRUE(agree());
+  // One that is too large to be sent, and one to a worker that there is not.
+  EXPECT_THROW(agents.call_sync(0, 1, {}, std::vector<Buffer>(70'000)), Error);
+  EXPECT_THROW(agents.call_sync(0, 2, {}), Error);
+  EXPECT_TRUE(agree());
+  // The line breaks while some are under way: one is more than the other side takes.
+  const auto post = [&](size_t bytes) {
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kRRefControl;
+    frame.segments = {Buffer::allocate(bytes)};
+    agents[0].post(1, frame);
+  };
+  for (int round = 0; round < 5; ++round) {
+    for (int i = 0; i < 10; ++i) post(100'000);
+    post(2 << 20);
+    for (int i = 0; i < 10; ++i) post(100'000);
+    EXPECT_TRUE(agree());
+    agents.call(1, 0, words(1, 1).span()).wait_for(seconds(20));  // may meet the broken line
+    EXPECT_TRUE(agree());
+  }
 }
 
 TEST_P(AgentTest, AKindThatNobodyHandlesIsRefused) {

@@ -51,6 +51,19 @@ TEST(Meeting, AMemberReportsOnceForEachRound) {
   EXPECT_EQ(member.quiet(5, 6).sends.size(), 1u);
 }
 
+TEST(Meeting, RoundsThatDoNotAgreeDoNotFollowEachOtherWithoutAPause) {
+  Meeting alone(0, 1);
+  EXPECT_FALSE(alone.enter(1).pause);
+  EXPECT_FALSE(alone.quiet(1, 0).pause) << "two rounds are needed in any case";
+  for (int round = 0; round < 5; ++round) {
+    const auto again = alone.quiet(1, 0);
+    EXPECT_TRUE(again.report_when_quiet);
+    EXPECT_TRUE(again.pause);
+  }
+  alone.quiet(1, 1);
+  EXPECT_TRUE(alone.quiet(1, 1).done);
+}
+
 TEST(Meeting, EndsWhenTwoRoundsSayTheSameAndTheSumsAgree) {
   Meeting leader(0, 2);
   leader.enter(1);

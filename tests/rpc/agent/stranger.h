@@ -85,6 +85,17 @@ class Stranger {
     return reading_.frames()[heard_++];
   }
 
+  // Reads up to so many bytes, whatever they are; after that nothing can be heard any more.
+  void swallow(size_t most) {
+    Bytes buffer(most);
+    for (size_t done = 0; done < most;) {
+      iovec place{buffer.data(), most - done};
+      const auto result = stream_->read(&place, 1);
+      if (result.status != transport::IoStatus::kOk) return;
+      done += result.bytes;
+    }
+  }
+
  private:
   net::Reactor reactor_;
   std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();

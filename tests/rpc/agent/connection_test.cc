@@ -1,0 +1,248 @@
+// The rules under test: rpc/agent/README.md, "A line's life" and "Rules", on a line whose other end
+// the tests hold by hand.
+#include <farspan/rpc/agent/connection.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "rpc/agent/stranger.h"
+#include "support/agents.h"
+
+namespace farspan::testing {
+namespace {
+
+using agent::Messenger;
+using agent::Request;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr uint64_t kLimit = 1 << 20;  // of bytes in flight
+
+// An agent "ps" of rank 0 with an open line to rank 1, whom the tests play.
+class ConnectionTest : public ::testing::Test {
+ protected:
+  explicit ConnectionTest(agent::ConnectionLimits limits = {.max_in_flight_bytes = kLimit})
+      : agent_(options(limits)) {
+    agent_.handle(wire::Kind::kRRefControl, Messenger::Run::kInline,
+                  [this](Request) { ++arrived_; });
+    agent_.on_worker_lost([this](int, const Error& why) {
+      arrived_before_loss_ = arrived_.load();
+      lost_.set_value(why);
+    });
+    wire::Hello hello;
+    hello.name = "trainer";
+    hello.rank = 1;
+    hello.instance = {1, 2};
+    hello.generation = "g1";
+    agent_.set_workers({agent_.record(), {{"trainer", 1}, hello.instance, {}}});
+    stranger_ = std::make_unique<Stranger>(agent_.record().endpoints.at(0));
+    stranger_->say(hello_frame(hello));
+    EXPECT_TRUE(stranger_->hear()) << "no welcome";
+  }
+  ~ConnectionTest() override {
+    stranger_.reset();
+    agent_.stop();
+  }
+
+  static agent::AgentOptions options(agent::ConnectionLimits limits) {
+    agent::AgentOptions options;
+    options.self = {"ps", 0};
+    options.generation = "g1";
+    options.transports = {"unix"};
+    options.connection_limits = limits;
+    return options;
+  }
+
+  Future<wire::InFrame> call(size_t bytes = 0, Deadline deadline = Deadline::after(seconds(60))) {
+    auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    frame.segments = {Buffer::allocate(bytes)};
+    agent_.call(1, frame, deadline, answer, false);
+    return answer->future();
+  }
+  // The id of the next request that the stranger hears.
+  uint64_t heard_id() { return stranger_->hear().value().header.request_id; }
+  static Bytes answer_to(uint64_t id) { return to_bytes({.flags = 1, .request_id = id}); }
+  static Bytes one_way() { return to_bytes({.kind = 0x23, .flags = 4}); }
+
+  std::atomic<int> arrived_{0};  // one-way requests
+  std::atomic<int> arrived_before_loss_{-1};
+  Promise<Error> lost_;
+  agent::Agent agent_;
+  std::unique_ptr<Stranger> stranger_;
+};
+
+TEST_F(ConnectionTest, FramesBehindAContinuationThatWaitsForThemAreDelivered) {
+  for (const bool from_outside : {false, true}) {
+    const int before = arrived_;
+    const auto a = call(), b = call();
+    Promise<void> arrival;
+    auto c = a.then([&, b](const auto&) {
+      // Expect: neither the answer nor the request behind this one is stuck.
+      return b.wait_for(seconds(10)) && [&] {
+        const Deadline deadline = Deadline::after(seconds(10));
+        while (arrived_ == before && !deadline.expired()) std::this_thread::yield();
+        return arrived_ > before;
+      }();
+    });
+    const uint64_t first = heard_id(), second = heard_id();
+    Bytes bytes = answer_to(first);
+    append(bytes, answer_to(second));
+    append(bytes, one_way());
+    std::thread saying([&] { stranger_->say(bytes); });
+    if (from_outside) agent_.wait(*a.state(), Deadline::after(seconds(20)), 1);
+    ASSERT_TRUE(c.wait_for(seconds(20)));
+    EXPECT_TRUE(c.value()) << "read by " << (from_outside ? "this thread" : "the reactor's");
+    saying.join();
+  }
+}
+
+TEST_F(ConnectionTest, TheEndOfALineComesAfterWhatWasReadBeforeIt) {
+  const auto a = call(), b = call();
+  Promise<void> running;
+  auto c = a.then([&](const auto&) {
+    running.set_value();
+    std::this_thread::sleep_for(milliseconds(100));  // busy, while others may read the end
+  });
+  const uint64_t first = heard_id(), second = heard_id();
+  Bytes bytes = answer_to(first);
+  append(bytes, answer_to(second));
+  append(bytes, one_way());
+  stranger_->say(bytes);
+  ASSERT_TRUE(running.future().wait_for(seconds(20)));
+  stranger_.reset();
+  ASSERT_TRUE(b.wait_for(seconds(20)));
+  EXPECT_FALSE(b.has_error()) << b.error().what();
+  ASSERT_TRUE(lost_.future().wait_for(seconds(20)));
+  EXPECT_EQ(arrived_before_loss_, 1);
+}
+
+TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
+  const auto a = call();
+  const uint64_t id = heard_id();
+  // The agent's threads are all busy, so that nobody reads; then it is the writer who finds out.
+  std::atomic<bool> go{false};
+  std::atomic<int> busy{0};
+  const Deadline deadline = Deadline::after(seconds(20));
+  for (int begun = 0; busy < agent_.counters().threads && !deadline.expired();) {
+    if (busy == begun) {
+      ++begun;
+      agent_.call_at(Clock::now(), [&] {
+        ++busy;
+        while (!go) std::this_thread::yield();
+      });
+    }
+    std::this_thread::yield();
+  }
+  stranger_->say(answer_to(id));
+  stranger_.reset();
+  const auto later = call();
+  go = true;
+  ASSERT_TRUE(a.wait_for(seconds(20)));
+  EXPECT_FALSE(a.has_error()) << a.error().what();
+  ASSERT_TRUE(later.wait_for(seconds(20)));
+  EXPECT_EQ(later.error().code(), Code::kDisconnected);
+}
+
+TEST_F(ConnectionTest, ACallAboveTheLimitPassesWhileASmallOneWaits) {
+  const auto small = call();
+  const auto large = std::async(std::launch::async, [&] { return call(2 * kLimit); });
+  EXPECT_NE(heard_id(), heard_id());
+}
+
+TEST_F(ConnectionTest, WhoWaitsForRoomIsNotOvertakenForEver) {
+  const auto half = call(kLimit * 6 / 10);
+  const uint64_t first = heard_id();
+  std::atomic<bool> large_sent{false}, stop{false};
+  const auto small = std::async(std::launch::async, [&] {
+    std::vector<Future<wire::InFrame>> calls;
+    while (!stop && calls.size() < 1000) calls.push_back(call(kLimit / 10));
+  });
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (agent_.counters().in_flight < 4 && !deadline.expired()) std::this_thread::yield();
+  const auto large = std::async(std::launch::async, [&] {
+    call(kLimit);
+    large_sent = true;
+  });
+  // Each answer makes room for a small one. Expect: the large one has its turn all the same.
+  stranger_->say(answer_to(first));
+  for (int i = 0; i < 200 && !large_sent; ++i) stranger_->say(answer_to(heard_id()));
+  EXPECT_TRUE(large_sent);
+  stop = true;
+  stranger_.reset();  // which lets those go that wait for room
+}
+
+TEST_F(ConnectionTest, OneThatGoesMakesRoomWhateverElseWaits) {
+  const auto most = call(kLimit * 6 / 10), some = call(kLimit * 3 / 10);
+  heard_id();
+  const uint64_t second = heard_id();
+  Promise<void> sent;
+  const auto third = std::async(std::launch::async, [&] {
+    const auto answer = call(kLimit * 3 / 10);
+    sent.set_value();
+    return answer;
+  });
+  EXPECT_FALSE(sent.future().wait_for(milliseconds(20)));
+  stranger_->say(answer_to(second));
+  EXPECT_TRUE(sent.future().wait_for(seconds(20)));
+}
+
+TEST_F(ConnectionTest, ACallThatFindsNoRoomInTimeIsNotSent) {
+  const auto most = call(kLimit * 9 / 10);
+  const uint64_t first = heard_id();
+  const auto late = call(kLimit / 2, Deadline::after(milliseconds(20)));
+  ASSERT_TRUE(late.ready());
+  EXPECT_EQ(late.error().code(), Code::kTimeout);
+  EXPECT_EQ(agent_.counters().in_flight, 1);
+  stranger_->say(answer_to(first));
+  const auto next = call();
+  EXPECT_EQ(stranger_->hear().value().header.payload_bytes, 0u);
+}
+
+TEST_F(ConnectionTest, WhatAPeerDoesNotReadIsBounded) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 100; ++i) {
+    buffers.push_back(Buffer::allocate(kLimit / 2));
+    wire::OutFrame frame;
+    frame.segments = {buffers.back()};
+    const auto answer = std::make_shared<Answer>();
+    agent_.call(1, frame, Deadline::after(milliseconds(5)), answer, false);
+    answer->future().wait_for(seconds(20));
+  }
+  // Expect: frames of calls that are over count as long as they are kept.
+  size_t kept = 0;
+  for (const Buffer& buffer : buffers) kept += buffer.owner().use_count() > 1 ? buffer.size() : 0;
+  EXPECT_LE(kept, 2 * kLimit);
+}
+
+class SilenceTest : public ConnectionTest {
+ protected:
+  SilenceTest() : ConnectionTest({.silence_timeout = Millis(1'000)}) {}
+};
+
+TEST_F(SilenceTest, APeerThatReadsSlowlyIsAlive) {
+  const auto endless = call(size_t{128} << 20, Deadline::never());
+  // A ping waits behind all that: only what leaves shows that the peer reads.
+  const Deadline deadline = Deadline::after(milliseconds(2'500));
+  while (!lost_.future().wait_for(milliseconds(20)) && !deadline.expired()) {
+    stranger_->swallow(1 << 20);
+  }
+  EXPECT_FALSE(lost_.future().ready());
+}
+
+TEST_F(SilenceTest, APeerThatReadsNothingIsLostThoughMoreIsSentToIt) {
+  const auto endless = call(size_t{32} << 20, Deadline::never());
+  const Deadline deadline = Deadline::after(seconds(10));
+  while (!lost_.future().wait_for(milliseconds(20)) && !deadline.expired()) {
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kRRefControl;
+    agent_.post(1, frame);
+  }
+  EXPECT_TRUE(lost_.future().ready());
+}
+
+}  // namespace
+}  // namespace farspan::testing
