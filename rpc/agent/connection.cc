@@ -16,6 +16,9 @@ namespace {
 
 // What a call counts for beside its bytes, so that many small ones are limited, too.
 constexpr uint64_t kCallOverhead = 512;
+// Calls up to this part of the limit need not wait behind others as long as there is room: what
+// those wait for may depend on them, and they do not keep them waiting for long.
+constexpr uint64_t kSmall = 1024;
 // Reads in one turn, so that one busy peer does not keep the others waiting.
 constexpr int kReadsPerTurn = 16;
 
@@ -115,7 +118,8 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     return handler->on_error(*too_large);
   }
   const uint64_t bytes = frame.bytes() + kCallOverhead;
-  const bool waits = waiting_calls_.load() > 0 || !has_room(bytes, false);
+  const bool in_line = waiting_calls_.load() > 0 && bytes > limits_.max_in_flight_bytes / kSmall;
+  const bool waits = in_line || !has_room(bytes, false);
   if (waits && !wait_for_room(bytes, deadline)) {
     return handler->on_error(
         Error(Code::kTimeout, "calls of " + std::to_string(limits_.max_in_flight_bytes >> 20) +

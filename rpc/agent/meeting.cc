@@ -17,6 +17,8 @@ Meeting::Action Meeting::enter(uint64_t phase) {
   reporting_ = true;
   done_ = false;
   last_sums_.reset();
+  // Who was lost earlier may be back on a new line; who is not is lost again when he is spoken to.
+  if (phase == 1) lost_.clear();
   action.report_when_quiet = true;
   if (lost_.count(kLeader) > 0) {
     action.failure = Error(Code::kDisconnected, "worker 0, which leads the shutdown, is gone");
@@ -68,6 +70,7 @@ Meeting::Action Meeting::on_message(int from, const MeetingMessage& message) {
 
 Meeting::Action Meeting::on_lost(int rank) {
   lost_.insert(rank);
+  some_lost_ = true;
   if (phase_ == 0 || done_) return {};
   if (self_ == kLeader) return conclude_round();
   Action action;
@@ -106,7 +109,7 @@ Meeting::Action Meeting::conclude_round() {
   const bool unchanged =
       last_sums_ && last_sums_->sent == sums.sent && last_sums_->received == sums.received;
   // What went to or came from a lost worker is in one sum only.
-  const bool agree = sums.sent == sums.received || !lost_.empty();
+  const bool agree = sums.sent == sums.received || some_lost_;
   last_sums_ = sums;
   MeetingMessage next{MeetingMessage::Type::kDone, phase_, round_, 0, 0};
   if (unchanged && agree) {

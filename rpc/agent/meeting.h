@@ -61,7 +61,8 @@ class Meeting {
   uint64_t round_ = 0;  // asked for
   bool reporting_ = false;
   bool done_ = false;
-  std::set<int> lost_;
+  std::set<int> lost_;      // since the first meeting
+  bool some_lost_ = false;  // ever
 
   // The leader's.
   struct Report {

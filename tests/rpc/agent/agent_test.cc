@@ -239,9 +239,10 @@ TEST_P(AgentTest, ADroppedRequestIsAnswered) {
 TEST_P(AgentTest, WhatAHandlerThrowsEndsItsRequestOnly) {
   Agents agents(options());
   set_log_sink([](LogLevel, std::string_view, std::string_view) {});
-  for (const auto run : {Messenger::Run::kAsTask, Messenger::Run::kInline}) {
-    const auto kind = run == Messenger::Run::kInline ? wire::Kind::kBuiltinCall : wire::Kind::kCall;
-    agents[1].handle(kind, run, [](Request) { throw std::out_of_range("from a handler"); });
+  const auto handler = [](Request) { throw std::out_of_range("from a handler"); };
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, handler);
+  agents[1].handle(wire::Kind::kBuiltinCall, Messenger::Run::kInline, handler);
+  for (const auto kind : {wire::Kind::kCall, wire::Kind::kBuiltinCall}) {
     const auto answer = std::make_shared<Answer>();
     wire::OutFrame frame;
     frame.header.kind = kind;

@@ -120,6 +120,18 @@ TEST_F(ConnectionTest, TheEndOfALineComesAfterWhatWasReadBeforeIt) {
   EXPECT_EQ(arrived_before_loss_, 1);
 }
 
+TEST_F(ConnectionTest, TheEndOfALineDoesNotWaitForWhoWaitsForIt) {
+  const auto a = call(), b = call();
+  auto c = a.then([b](const auto&) { return b.wait_for(seconds(10)); });
+  const uint64_t first = heard_id();
+  heard_id();
+  stranger_->say(answer_to(first));
+  stranger_.reset();
+  ASSERT_TRUE(c.wait_for(seconds(20)));
+  EXPECT_TRUE(c.value());
+  EXPECT_TRUE(b.has_error());
+}
+
 TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
   const auto a = call();
   const uint64_t id = heard_id();
@@ -173,6 +185,15 @@ TEST_F(ConnectionTest, WhoWaitsForRoomIsNotOvertakenForEver) {
   EXPECT_TRUE(large_sent);
   stop = true;
   stranger_.reset();  // which lets those go that wait for room
+}
+
+TEST_F(ConnectionTest, ASmallOneNeedNotWaitBehindALargeOne) {
+  const auto most = call(kLimit * 6 / 10);
+  const auto large = std::async(std::launch::async, [&] { return call(kLimit); });
+  std::this_thread::sleep_for(milliseconds(20));  // so that the large one is in line, most likely
+  const auto small = call();
+  EXPECT_NE(heard_id(), heard_id());
+  stranger_.reset();
 }
 
 TEST_F(ConnectionTest, OneThatGoesMakesRoomWhateverElseWaits) {

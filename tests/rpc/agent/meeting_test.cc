@@ -141,6 +141,19 @@ TEST(Meeting, TheLostAreNotWaitedForAndTheirShareIsForgiven) {
   EXPECT_TRUE(leader.on_message(1, message(Type::kReport, 2, 0, 2)).done);
 }
 
+TEST(Meeting, WhoWasOutOfReachBeforeIsAskedAllTheSame) {
+  Meeting leader(0, 3);
+  leader.on_lost(1);
+  leader.on_lost(2);
+  EXPECT_EQ(leader.enter(1).sends.size(), 2u);
+  leader.on_lost(2);  // could not be told
+  EXPECT_THAT(leader.missing(), ElementsAre(0, 1));
+  Meeting member(1, 3);
+  member.on_lost(0);
+  EXPECT_FALSE(member.enter(1).failure);
+  EXPECT_EQ(member.quiet(0, 0).sends.size(), 1u);
+}
+
 TEST(Meeting, TheLeadersLossFailsItAtOnceAndLater) {
   Meeting member(2, 3);
   member.enter(1);
