@@ -65,11 +65,10 @@ template <class M, class... Args>
 auto RRef<T>::remote(const CallOptions& options, M method, Args&&... args) const {
   static_assert(MethodCallableWith<Object, M, Args...>,
                 "the arguments do not fit the method, or it is no method of the value");
-  handle_->table().check(*handle_);
+  live().table().check(*handle_);
   const Function& function = registered_method<Object>(method);
   return rref::make_remote<result_of_t<M>>(
-      *worker(), handle_->id().rref.owner.rank, options, function, handle_->id().rref,
-      [&](OutgoingCall& call) {
+      *worker(), rref_id().owner.rank, options, function, rref_id(), [&](OutgoingCall& call) {
         write_arguments<M>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
       });
 }
@@ -80,8 +79,12 @@ auto RRef<T>::remote(M method, Args&&... args) const {
 }
 
 // Starts `fn(args...)` on the worker `to` and returns at once with a reference to its result, which
-// stays there; it need not be able to travel. What `fn` throws comes with the first use.
-//   throws   Error: kNotRegistered | kInvalidArgument: what is known at once
+// stays there; it need not be able to travel. What `fn` throws, and what its request meets, comes
+// with the first use. It blocks where rpc_async does.
+//   throws   Error: kNotRegistered, kInvalidArgument, kDisconnected (that worker is known to be
+//            lost), kShutdown: what is known at once
+//
+// Threading: any thread, many at once.
 template <class Fn, class... Args>
 requires(!std::is_same_v<Fn, CallOptions>) auto remote(const WorkerTarget& to, Fn fn,
                                                        Args&&... args) {

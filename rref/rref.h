@@ -21,8 +21,11 @@ namespace farspan {
 // Copying an RRef shares the handle; passing one in a call, as an argument or inside one, forks the
 // reference. The owner keeps the value until the last handle, on any worker, is gone.
 //
+// One that was made empty, or moved from, throws kInvalidArgument from all that need a value.
+//
 // Threading: every method from any thread; none runs user code under a lock.
-// Lifetime:  keeps its worker's table, but not the worker: use after shutdown() throws kShutdown.
+// Lifetime:  keeps its worker's table, but not the worker: what needs the value or the owner's
+//            answer throws kShutdown after shutdown().
 template <class T>
 class RRef {
  public:
@@ -30,22 +33,24 @@ class RRef {
 
   RRef() = default;  // refers to nothing: valid() is false
   // Puts a value where others can refer to it; this worker is its owner.
+  //   throws  Error kInvalidArgument (there is no current worker), kShutdown
   explicit RRef(T value) : RRef(current_worker(), std::move(value)) {}
   RRef(Worker& worker, T value)
       : handle_(RRefTable::of(worker).adopt(make_result([&]() -> T { return std::move(value); }),
                                             type_name_of<T>())) {}
 
   bool valid() const noexcept { return handle_ != nullptr; }
-  const WorkerInfo& owner() const {
-    return handle_->table().info_of(handle_->id().rref.owner.rank);
-  }
-  bool is_owner() const { return handle_->id().rref.owner == handle_->table().self(); }
+  // These three wait for nobody. The WorkerInfo lives as long as any RRef of its worker.
+  const WorkerInfo& owner() const { return live().table().info_of(rref_id().owner.rank); }
+  bool is_owner() const { return rref_id().owner == live().table().self(); }
   // The owner counts this handle: for the result of remote(), the value is made.
-  bool confirmed_by_owner() const { return handle_->table().confirmed(*handle_); }
+  bool confirmed_by_owner() const { return live().table().confirmed(*handle_); }
 
   // Copies the value here, and waits for it to be made.
   //   returns  a Tensor keeps its shape and dtype
-  //   throws   Error: kTimeout | kDisconnected | kRemote (what making the value threw) | kNotFound
+  //   throws   Error: kRemote (what making the value threw), kNotFound (released: see
+  //            PROTOCOL.md), kCancelled (a reference that came with a call that had failed), and
+  //            what rpc_sync throws
   //   grads    inside a dist_autograd::Context: recorded as one send/recv pair
   //   cost     1 round trip and 1 copy of T; neither when is_owner()
   T to_here(const CallOptions& options = {}) const requires Encodable<T> {
@@ -54,11 +59,10 @@ class RRef {
   }
 
   // The value itself, not a copy; waits for it to be made.
-  //   throws   Error: kNotOwner unless is_owner(); as to_here()
+  //   throws   Error: kNotOwner unless is_owner(); else as to_here()
   T& local_value(const CallOptions& options = {}) const {
     if (!is_owner()) {
-      throw Error(Code::kNotOwner,
-                  to_text(handle_->id().rref) + " lives on worker '" + owner().name + "', not here")
+      throw Error(Code::kNotOwner, text() + " lives on worker '" + owner().name + "', not here")
           .operation("local_value")
           .advice("use to_here(), which copies the value");
     }
@@ -68,6 +72,9 @@ class RRef {
   // Calls a method of the value, where it lives. For RRef<std::shared_ptr<Net>> and module holders,
   // of what they point to. As rpc_sync / rpc_async / remote; the method must be registered:
   // FARSPAN_REGISTER_METHODS(Net, forward).
+  //   throws  what those do, for one that is known to be of no use at once; what the call itself
+  //           meets, kNotFound and kCancelled as to_here() too, is thrown by rpc_sync, and in the
+  //           Future of rpc_async
   template <class M, class... Args>
   auto rpc_sync(M method, Args&&... args) const {
     return rpc_sync(CallOptions{}, method, std::forward<Args>(args)...);
@@ -91,7 +98,7 @@ class RRef {
   auto remote(const CallOptions& options, M method, Args&&... args) const;
 
   // "rref 0/17@2": for messages; and equality of what two references refer to.
-  std::string text() const { return to_text(handle_->id().rref); }
+  std::string text() const { return to_text(rref_id()); }
   friend bool operator==(const RRef& a, const RRef& b) {
     if (!a.handle_ || !b.handle_) return a.handle_ == b.handle_;
     return a.handle_->id().rref == b.handle_->id().rref;
@@ -104,13 +111,20 @@ class RRef {
  private:
   using Object = pointee_t<T>;
 
-  std::shared_ptr<Worker> worker() const { return handle_->table().worker(); }
+  rref::Handle& live() const {
+    if (handle_) return *handle_;
+    throw Error(Code::kInvalidArgument, "this RRef was made empty or moved from: it has no value")
+        .operation("use of an RRef")
+        .advice("look at valid() first");
+  }
+  const RRefId& rref_id() const { return live().id().rref; }
+  std::shared_ptr<Worker> worker() const { return live().table().worker(); }
 
   std::shared_ptr<Result> local(const CallOptions& options) const {
-    handle_->table().check(*handle_);
+    RRefTable& table = live().table();
+    table.check(*handle_);
     const auto here = worker();
-    const auto value =
-        handle_->table().local_value(handle_->id().rref, here->rank(), here->deadline_for(options));
+    const auto value = table.local_value(rref_id(), here->rank(), here->deadline_for(options));
     here->messenger().wait(*value.state(), Deadline::never(), -1);
     return value.value();
   }
@@ -133,11 +147,11 @@ class RRef {
   template <class R, class Write>
   Future<R> start(wire::Kind kind, const char* verb, const std::string& function, uint64_t id,
                   const CallOptions& options, bool will_wait, Write write) const {
-    handle_->table().check(*handle_);
-    const int to = handle_->id().rref.owner.rank;
+    live().table().check(*handle_);
+    const int to = rref_id().owner.rank;
     const auto here = worker();
     OutgoingCall outgoing(*here, to, kind, {verb, function.empty() ? text() : function}, id);
-    outgoing.subject(rref::encode(rref::Subject{std::nullopt, handle_->id().rref}));
+    outgoing.subject(rref::encode(rref::Subject{std::nullopt, rref_id()}));
     if constexpr (!std::is_null_pointer_v<Write>) write(outgoing);
     auto state = std::make_shared<CallState<R>>(here, to, outgoing.name());
     state->keep(handle_);

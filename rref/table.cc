@@ -31,7 +31,11 @@ RRefTable& RRefTable::of(Worker& worker) {
 
 std::shared_ptr<Worker> RRefTable::worker() const {
   if (auto worker = worker_.lock()) return worker;
-  throw Error(Code::kShutdown, "worker '" + messenger_->self().name + "' has been shut down");
+  throw has_ended();
+}
+
+Error RRefTable::has_ended() const {
+  return Error(Code::kShutdown, "worker '" + messenger_->self().name + "' has been shut down");
 }
 
 RRefTable::RRefTable(Worker& worker)
@@ -205,6 +209,7 @@ Future<std::shared_ptr<Result>> RRefTable::local_value(const RRefId& id, int req
   Promise<void> made;
   {
     MutexLock lock(mutex_);
+    if (ended_) throw has_ended();  // the values are gone
     if (protocol_.value(id) == rref::RRefProtocol::Value::kReady) {
       return make_ready_future(values_.at(id));
     }

@@ -82,6 +82,7 @@ class RRefTable final : public WorkerRoom, public std::enable_shared_from_this<R
   bool confirmed(const rref::Handle& handle) const;
 
   // The value of a handle whose owner is this worker, once it is made.
+  //   throws  Error kShutdown
   Future<std::shared_ptr<Result>> local_value(const RRefId& id, int requester, Deadline deadline);
 
   rref::Counters counters() const;
@@ -98,6 +99,7 @@ class RRefTable final : public WorkerRoom, public std::enable_shared_from_this<R
   explicit RRefTable(Worker& worker);
   void listen();
   WorkerRun run_of(int rank) const;
+  Error has_ended() const;
 
   template <class Fn>
   auto step(Fn&& fn);
