@@ -164,7 +164,11 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
   check_names(records, job.rank);
   agent->set_workers(std::move(records));
   auto worker = Worker::make(agent, {options.rpc_timeout, options.shutdown_timeout});
-  worker->set_stop([agent = agent.get()] { agent->stop(); });
+  // The store may be hosted here: others can still be reading from it when this one has joined.
+  worker->set_stop([agent = agent.get(), store = job.store]() mutable {
+    agent->stop();
+    store.reset();
+  });
   furnish(*worker);
   exchange(store, "ready", job.rank, job.world_size, "1", deadline);  // each can be called now
   return worker;

@@ -10,6 +10,7 @@
 #include <farspan/farspan.h>
 #include <farspan/rpc/agent/agent.h>
 
+#include "c10d/store/reserved_port.h"
 #include "rpc/init/launch.h"
 
 namespace farspan::testing {
@@ -112,6 +113,21 @@ TEST(InitRpc, ProcessesFindEachOtherByTheEnvironment) {
   EXPECT_THAT(end.output, HasSubstr("w0 over loopback"));
   EXPECT_THAT(end.output, HasSubstr("w1 over unix"));
   EXPECT_THAT(end.output, HasSubstr("w2 over unix"));
+}
+
+TEST(InitRpc, RankZeroHostsTheStoreWhereNoLauncherDoes) {
+  const ReservedPort port;
+  Launch launch;
+  const Process::Environment own_store = {{"MASTER_PORT", std::to_string(port.number())},
+                                          {"TORCHELASTIC_USE_AGENT_STORE", ""}};
+  std::vector<Process*> workers;
+  for (int rank = 0; rank < 4; ++rank) {
+    workers.push_back(&launch.start("join", rank, 4, own_store));
+  }
+  for (Process* worker : workers) {
+    const Process::End end = worker->wait(30s);
+    EXPECT_EQ(end.status, 0) << end.output;
+  }
 }
 
 TEST(InitRpc, OptionsComeBeforeTheEnvironment) {
