@@ -68,7 +68,8 @@ class Simulated final : public Cluster {
       : world_({.workers = options.workers,
                 .seed = seed,
                 .settings = {.rpc_timeout = options.rpc_timeout},
-                .max_latency = Micros(500)}),
+                .max_latency = Micros(500),
+                .silence_timeout = options.silence_timeout}),
         current_(world_[0]) {}
 
   Worker& driver() override { return world_[0]; }

@@ -94,14 +94,14 @@ TEST_P(RpcSuite, AWorkerThatStandsStillIsWaitedForUntilTheDeadline) {
 }
 
 TEST_P(RpcSuite, AWorkerThatStandsStillIsGivenUpByCallsWithoutADeadline) {
-  if (!GetParam().real || !GetParam().can_freeze) GTEST_SKIP() << "needs a process to stop";
+  if (!GetParam().can_freeze) GTEST_SKIP() << "all workers are one process";
   start({.silence_timeout = 1'200ms});
   spoil();
   EXPECT_EQ(w0().rpc_sync("w1", add, 1, 1), 2);
   // Expect: one that is slow, or whose threads are all busy, is waited for as long as it takes.
   w0().rpc_sync("w1", CallOptions{.timeout = kNoTimeout}, doze, 2'000);
   std::vector<Future<void>> busy;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < (GetParam().real ? 3 : 0); ++i) {  // the World's clock stands meanwhile
     busy.push_back(w0().rpc_async("w1", CallOptions{.timeout = kNoTimeout}, toil, 1'500));
   }
   for (const auto& call : busy) EXPECT_NO_THROW(call.wait());

@@ -10,6 +10,7 @@
 namespace farspan::testing {
 
 using agent::CallContext;
+using agent::PendingCalls;
 using agent::Request;
 
 // The way back of one request: the line that it came on, if that lasts.
@@ -29,6 +30,55 @@ class SimMessenger::Route final : public agent::ReplyRoute {
  private:
   const std::weak_ptr<SimMessenger> from_;
   const int to_, epoch_;
+};
+
+// A call that waits for its answer: its handler, and what people want to know of it.
+class SimMessenger::Call final : public agent::ReplyHandler {
+ public:
+  Call(SimMessenger& owner, std::shared_ptr<agent::ReplyHandler> handler, wire::Kind kind, int to)
+      : owner_(owner),
+        handler_(std::move(handler)),
+        kind_(kind),
+        to_(to),
+        sent_(owner.now()),
+        number_(++owner.last_call_) {
+    owner_.waiting_[number_] = this;
+  }
+  ~Call() override { owner_.waiting_.erase(number_); }
+
+  void on_reply(wire::InFrame&& reply) noexcept override {
+    end([&] { handler_->on_reply(std::move(reply)); });
+  }
+  void on_error(const Error& why) noexcept override {
+    ++owner_.counters_.errors;
+    end([&] { handler_->on_error(why); });
+  }
+
+  void sent_as(uint64_t id, Deadline deadline) {
+    id_ = id;
+    endless_ = deadline.is_never();
+  }
+  std::string describe() const {
+    std::string text = std::string(name_of(kind_)) + " " + SimNetwork::number_of(id_) + " of " +
+                       owner_.self().name + " to " + owner_.workers_[static_cast<size_t>(to_)].name;
+    if (owner_.alive()) text += ", for " + farspan::describe(owner_.now() - sent_);
+    return text + (endless_ ? ", without a deadline\n" : "\n");
+  }
+
+ private:
+  void end(const std::function<void()>& tell) {
+    owner_.waiting_.erase(number_);
+    owner_.run_as_self(tell);
+  }
+
+  SimMessenger& owner_;
+  const std::shared_ptr<agent::ReplyHandler> handler_;
+  const wire::Kind kind_;
+  const int to_;
+  const TimePoint sent_;
+  const uint64_t number_;
+  uint64_t id_ = 0;
+  bool endless_ = false;
 };
 
 SimMessenger::SimMessenger(SimNetwork& network, int rank, uint64_t life, wire::InstanceId instance)
@@ -59,30 +109,90 @@ void SimMessenger::call(int to, wire::OutFrame& frame, Deadline deadline,
     return handler->on_error(
         Error(Code::kInvalidArgument, "there is no worker of rank " + std::to_string(to)));
   }
-  const uint64_t id = ++last_id_;
+  const LinePtr line = line_to(to);
   SimScheduler& world = network_->scheduler();
   deadline = Deadline(world.to_virtual(deadline));
-  PendingCall& call = pending_[id];
-  call = {std::move(handler), to,          network_->epoch_seen(rank_, to),
-          frame.header.kind,  world.now(), deadline};
-  frame.header.request_id = id;
-  if (!deadline.is_never()) {
+  const auto waiting = std::make_shared<Call>(*this, std::move(handler), frame.header.kind, to);
+  frame.header.request_id = line->pending.add(waiting, deadline, frame.bytes());
+  waiting->sent_as(frame.header.request_id, deadline);
+  if (deadline.is_never()) {
+    if (!std::exchange(line->watched, true)) act(line, line->heartbeat.begin(now(), line->traffic));
+  } else {
+    if (line->pending.is_earliest(deadline)) expire_later(line, deadline.at());
     const auto left = std::chrono::ceil<Micros>(deadline.remaining(world.now())).count();
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
-    call.expiry = world.at(deadline.at(), life_, call_text(id, call) + " expires", [this, id] {
-      fail_call(id, Error(Code::kTimeout, "no answer in time"));
-    });
   }
-  counters_.bytes_sent += frame.bytes();
-  network_->send(*this, to, frame);
+  send_on(*line, frame);
 }
 
 void SimMessenger::post(int to, wire::OutFrame& frame) {
   frame.header.flags |= wire::kOneWay;
   if (frame.header.kind != wire::Kind::kShutdown) ++counters_.requests_sent;
   if (!alive() || to < 0 || to >= network_->size()) return;
+  send_on(*line_to(to), frame);
+}
+
+SimMessenger::LinePtr SimMessenger::line_to(int peer) {
+  LinePtr& line = lines_[peer];
+  if (!line) {
+    line = std::make_shared<Line>(peer, network_->epoch_seen(rank_, peer),
+                                  network_->silence_timeout());
+  }
+  return line;
+}
+
+SimMessenger::Line* SimMessenger::find_line(int peer, int epoch) const {
+  const auto found = lines_.find(peer);
+  return found != lines_.end() && found->second->epoch == epoch ? found->second.get() : nullptr;
+}
+
+void SimMessenger::send_on(Line& line, wire::OutFrame& frame) {
   counters_.bytes_sent += frame.bytes();
-  network_->send(*this, to, frame);
+  line.traffic.sent += frame.bytes();
+  network_->send(*this, line.peer, frame);
+}
+
+void SimMessenger::send_sign(int to, wire::Kind kind) {
+  wire::OutFrame sign;
+  sign.header.kind = kind;
+  sign.header.flags = wire::kOneWay;
+  send_on(*line_to(to), sign);
+}
+
+void SimMessenger::expire_later(const LinePtr& line, TimePoint at) {
+  const std::string what = self().name + " gives up calls to " +
+                           workers_[static_cast<size_t>(line->peer)].name + " that are due";
+  network_->scheduler().at(at, life_, what, [this, weak = std::weak_ptr<Line>(line), at] {
+    const LinePtr live = weak.lock();
+    if (!live) return;
+    Deadline next;
+    for (const auto& taken : live->pending.expire(at, now(), next)) {
+      taken.handler->on_error(Error(Code::kTimeout, "no answer in time"));
+    }
+    if (alive() && !next.is_never()) expire_later(live, next.at());
+  });
+}
+
+// As Connection does; the line is open from the first frame on.
+void SimMessenger::act(const LinePtr& line, const agent::Heartbeat::Action& action) {
+  const std::string& peer = workers_[static_cast<size_t>(line->peer)].name;
+  if (action.lost) {
+    return network_->give_up(rank_, line->peer,
+                             "nothing was heard from it for " +
+                                 farspan::describe(line->heartbeat.timeout()) +
+                                 ", and it does not answer pings");
+  }
+  if (action.look_at) {
+    const auto look = [this, weak = std::weak_ptr<Line>(line)] {
+      const LinePtr live = weak.lock();
+      if (!live) return;
+      live->watched = live->pending.has_endless();
+      act(live, live->heartbeat.look(now(), live->traffic, live->watched));
+    };
+    network_->scheduler().at(*action.look_at, life_,
+                             self().name + " looks for signs of life of " + peer, look);
+  }
+  if (action.ping) send_sign(line->peer, wire::Kind::kPing);
 }
 
 bool SimMessenger::wait(FutureCore& future, Deadline deadline, int /*from*/) {
@@ -120,7 +230,7 @@ std::vector<wire::FunctionRecord> SimMessenger::functions_of(int rank) const {
 
 agent::MessengerCounters SimMessenger::counters() const {
   agent::MessengerCounters counters = counters_;
-  counters.in_flight = static_cast<int64_t>(pending_.size());
+  for (const auto& [peer, line] : lines_) counters.in_flight += line->pending.count();
   if (!alive()) return counters;
   counters.connections = network_->open_lines(rank_);
   counters.threads = network_->scheduler().waiting_threads(life_);
@@ -128,7 +238,8 @@ agent::MessengerCounters SimMessenger::counters() const {
 }
 
 void SimMessenger::on_request(int from, int epoch, wire::InFrame&& frame) {
-  if (frame.header.kind == wire::Kind::kGoodbye) return;
+  if (frame.header.kind == wire::Kind::kGoodbye || frame.header.kind == wire::Kind::kPong) return;
+  if (frame.header.kind == wire::Kind::kPing) return send_sign(from, wire::Kind::kPong);
   counters_.calls_received += !(frame.header.flags & wire::kOneWay);
   counters_.requests_received += frame.header.kind != wire::Kind::kShutdown;
   SimScheduler& world = network_->scheduler();
@@ -139,8 +250,8 @@ void SimMessenger::on_request(int from, int epoch, wire::InFrame&& frame) {
   const HandlerSlot& slot = handlers_[static_cast<uint8_t>(frame.header.kind)];
   auto request = std::make_shared<Request>(from, std::move(frame), deadline,
                                            std::make_shared<Route>(weak_from_this(), from, epoch));
-  const std::string what = self().name + " serves " + std::string(name_of(request->kind())) + " #" +
-                           std::to_string(request->frame().header.request_id) + " of " +
+  const std::string what = self().name + " serves " + std::string(name_of(request->kind())) + " " +
+                           SimNetwork::number_of(request->frame().header.request_id) + " of " +
                            workers_[static_cast<size_t>(from)].name;
   if (!slot.handler) {
     request->fail(Error(Code::kNotRegistered, "this worker does not handle frames of kind '" +
@@ -163,7 +274,8 @@ void SimMessenger::serve(const Handler& handler, Request request) {
   }
   const uint64_t chain = request.frame().header.chain;
   CallContext& context = agent::current_call();
-  const CallContext outer = std::exchange(context, {request.deadline(), chain, request.from(), request.route()});
+  const CallContext outer =
+      std::exchange(context, {request.deadline(), chain, request.from(), request.route()});
   const uint64_t outer_chain = net::current_chain();
   net::set_current_chain(chain);
   handler(std::move(request));
@@ -171,41 +283,41 @@ void SimMessenger::serve(const Handler& handler, Request request) {
   context = outer;
 }
 
-SimMessenger::PendingCall SimMessenger::take(uint64_t id) {
-  const auto found = pending_.find(id);
-  if (found == pending_.end()) return {};
-  PendingCall call = std::move(found->second);
-  pending_.erase(found);
-  if (alive()) network_->scheduler().cancel(call.expiry);
-  return call;
+void SimMessenger::run_as_self(const std::function<void()>& work) const {
+  alive() ? network_->scheduler().run_as(life_, work) : work();
 }
 
-void SimMessenger::on_reply(int from, wire::InFrame&& frame, bool copy) {
-  PendingCall call = take(frame.header.request_id);
-  network_->scheduler().run_as(life_, [&] {
-    if (call.handler) {
-      call.handler->on_reply(std::move(frame));
-    } else if (!copy && on_late_reply_) {
-      on_late_reply_(from, std::move(frame));
-    }
-  });
+void SimMessenger::count_received(int from, int epoch, uint64_t bytes) {
+  counters_.bytes_received += bytes;
+  if (Line* line = find_line(from, epoch)) line->traffic.received += bytes;
 }
 
-void SimMessenger::fail_call(uint64_t id, const Error& why) {
-  PendingCall call = take(id);
-  if (!call.handler) return;
-  ++counters_.errors;
-  const auto fail = [&] { call.handler->on_error(why); };
-  alive() ? network_->scheduler().run_as(life_, fail) : fail();
+void SimMessenger::on_reply(int from, int epoch, wire::InFrame&& frame, bool copy) {
+  Line* line = find_line(from, epoch);
+  const auto taken = line ? line->pending.take(frame.header.request_id) : PendingCalls::Taken();
+  if (taken.handler) {
+    taken.handler->on_reply(std::move(frame));
+  } else if (!copy && on_late_reply_) {
+    run_as_self([&] { on_late_reply_(from, std::move(frame)); });
+  }
+}
+
+void SimMessenger::fail_call(int peer, int epoch, uint64_t id, const Error& why) {
+  Line* line = find_line(peer, epoch);
+  const auto taken = line ? line->pending.take(id) : PendingCalls::Taken();
+  if (taken.handler) taken.handler->on_error(why);
 }
 
 void SimMessenger::on_line_end(int peer, int epoch, const Error& why) {
-  std::vector<uint64_t> lost;
-  for (const auto& [id, call] : pending_) {
-    if (call.to == peer && call.epoch <= epoch) lost.push_back(id);
+  const auto found = lines_.find(peer);
+  if (found != lines_.end() && found->second->epoch <= epoch) {
+    const LinePtr ended = std::move(found->second);
+    lines_.erase(found);
+    const Error closed(Code::kDisconnected, "the connection was closed by the other side");
+    for (const auto& taken : ended->pending.close()) {
+      taken.handler->on_error(why.code() == Code::kShutdown ? closed : why);
+    }
   }
-  const Error of_calls(Code::kDisconnected, "the connection was closed by the other side");
-  for (const uint64_t id : lost) fail_call(id, of_calls);
   tell_loss(peer, why);
 }
 
@@ -221,21 +333,14 @@ void SimMessenger::tell_loss(int peer, const Error& why) {
 void SimMessenger::die(const Error& why) {
   died_at_ = now();
   network_ = nullptr;
-  while (!pending_.empty()) fail_call(pending_.begin()->first, why);
-}
-
-std::string SimMessenger::call_text(uint64_t id, const PendingCall& call) const {
-  return std::string(name_of(call.kind)) + " #" + std::to_string(id) + " of " + self().name +
-         " to " + workers_[static_cast<size_t>(call.to)].name;
+  for (const auto& [peer, line] : std::exchange(lines_, {})) {
+    for (const auto& taken : line->pending.close()) taken.handler->on_error(why);
+  }
 }
 
 std::string SimMessenger::describe() const {
   std::string text;
-  for (const auto& [id, call] : pending_) {
-    text += "  pending: " + call_text(id, call);
-    if (alive()) text += ", for " + farspan::describe(now() - call.sent);
-    text += call.deadline.is_never() ? ", without a deadline\n" : "\n";
-  }
+  for (const auto& [number, call] : waiting_) text += "  pending: " + call->describe();
   return text;
 }
 

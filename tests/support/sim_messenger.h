@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include <farspan/rpc/agent/heartbeat.h>
 #include <farspan/rpc/agent/messenger.h>
+#include <farspan/rpc/agent/pending_calls.h>
 
 namespace farspan::testing {
 
@@ -18,7 +20,8 @@ class SimNetwork;
 
 // It does what the agent does, at the same moments: requests of kind kInline run where they
 // arrive, those of kind kAsTask on a thread of their own and in any order; deadlines travel as what
-// is left; an unknown kind is refused; an answer that is too late goes to on_late_reply().
+// is left; an unknown kind is refused; an answer that is too late goes to on_late_reply(). Calls
+// wait in the agent's own PendingCalls, and its own Heartbeat watches those without a deadline.
 //
 // Threading: see SimScheduler. Lifetime: dead after the network's stop(), kill() or leave(); then
 //            calls fail with kShutdown and waits end.
@@ -57,31 +60,40 @@ class SimMessenger final : public agent::Messenger,
  private:
   friend class SimNetwork;
   class Route;
+  class Call;
   struct HandlerSlot {
     Run run = Run::kAsTask;
     Handler handler;
   };
-  struct PendingCall {
-    std::shared_ptr<agent::ReplyHandler> handler;
-    int to = -1;
-    int epoch = 0;  // of the line that it was sent on
-    wire::Kind kind = wire::Kind::kCall;
-    TimePoint sent;
-    Deadline deadline;
-    uint64_t expiry = 0;  // the event
+  // This worker's end of a line: what the agent's Connection keeps.
+  struct Line {
+    Line(int to, int number, Millis silence_timeout)
+        : peer(to), epoch(number), heartbeat(silence_timeout) {}
+    const int peer, epoch;
+    agent::PendingCalls pending;
+    agent::Heartbeat heartbeat;
+    agent::Heartbeat::Traffic traffic;
+    bool watched = false;
   };
+  using LinePtr = std::shared_ptr<Line>;
 
   // What the network brings.
   void on_request(int from, int epoch, wire::InFrame&& frame);
-  void on_reply(int from, wire::InFrame&& frame, bool copy);
+  void on_reply(int from, int epoch, wire::InFrame&& frame, bool copy);
   void on_line_end(int peer, int epoch, const Error& why);
   void tell_loss(int peer, const Error& why);
-  void fail_call(uint64_t id, const Error& why);
+  void fail_call(int peer, int epoch, uint64_t id, const Error& why);
+  void count_received(int from, int epoch, uint64_t bytes);
   void die(const Error& why);
 
+  LinePtr line_to(int peer);
+  Line* find_line(int peer, int epoch) const;  // null: that one has ended
+  void send_on(Line& line, wire::OutFrame& frame);
+  void send_sign(int to, wire::Kind kind);
+  void expire_later(const LinePtr& line, TimePoint at);
+  void act(const LinePtr& line, const agent::Heartbeat::Action& action);
   void serve(const Handler& handler, agent::Request request);
-  PendingCall take(uint64_t id);
-  std::string call_text(uint64_t id, const PendingCall& call) const;
+  void run_as_self(const std::function<void()>& work) const;
 
   SimNetwork* network_;  // null: dead
   const std::vector<WorkerInfo> workers_;
@@ -92,8 +104,9 @@ class SimMessenger final : public agent::Messenger,
   std::vector<OnLost> on_lost_;
   OnLateReply on_late_reply_;
   std::vector<wire::FunctionRecord> functions_;
-  std::map<uint64_t, PendingCall> pending_;
-  uint64_t last_id_ = 0, last_chain_ = 0;
+  std::map<uint64_t, Call*> waiting_;  // in the order of the calls
+  std::map<int, LinePtr> lines_;       // by peer, those that this worker has sent on
+  uint64_t last_call_ = 0, last_chain_ = 0;
   agent::MessengerCounters counters_;
   TimePoint died_at_{};
 };

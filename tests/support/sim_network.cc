@@ -113,9 +113,16 @@ const std::shared_ptr<SimMessenger>& SimNetwork::at(int rank) const {
 std::string SimNetwork::label(const wire::FrameHeader& header) {
   std::string text(name_of(header.kind));
   if (header.flags & wire::kOneWay) return text + " message";
-  text += " #" + std::to_string(header.request_id);
+  text += " " + number_of(header.request_id);
   if (header.flags & wire::kReply) text += header.flags & wire::kFailed ? "'s failure" : "'s reply";
   return text;
+}
+
+// Slot, and how often it was used before: see PendingCalls::add.
+std::string SimNetwork::number_of(uint64_t request_id) {
+  const uint64_t turn = request_id >> 32;
+  return "#" + std::to_string(request_id & 0xffffffff) +
+         (turn > 1 ? "." + std::to_string(turn) : "");
 }
 
 int SimNetwork::open_lines(int rank) const {
@@ -143,6 +150,7 @@ void SimNetwork::send(SimMessenger& from, int to, wire::OutFrame& frame) {
   if (epoch_seen(item.from, to) != line(item.from, to).epoch) {
     return note(text + ", on a line that is gone");
   }
+  item.epoch = epoch_seen(item.from, to);
   const auto cut = cuts_.find({item.from, to});
   if (cut != cuts_.end() && cut->second == Cut::kSilent) return note(text + ", into a partition");
   const bool reply = item.frame.is_reply();
@@ -154,7 +162,6 @@ void SimNetwork::send(SimMessenger& from, int to, wire::OutFrame& frame) {
     return lose(item, *verdict.loss);
   }
   note(text);
-  item.epoch = epoch_seen(item.from, to);
   item.to_life = at(to)->life();
   item.not_before = scheduler_.now() + network_random_.up_to(options_.max_latency) + verdict.delay;
   std::vector<Item> copies;
@@ -185,7 +192,8 @@ void SimNetwork::put_on_line(Item item) {
 
 // The frame itself is gone already.
 void SimNetwork::lose(const Item& item, Loss loss) {
-  if (loss == Loss::kBreaksLine) return end_line(item.from, item.to, Error(Code::kDisconnected, "the connection failed"));
+  if (loss == Loss::kBreaksLine)
+    return end_line(item.from, item.to, Error(Code::kDisconnected, "the connection failed"));
   if (loss == Loss::kFailsCall) {
     fail_call_of(item, Error(Code::kDisconnected, "the connection failed"));
   }
@@ -194,11 +202,12 @@ void SimNetwork::lose(const Item& item, Loss loss) {
 // Tells the caller of the call that a request or a reply belongs to, soon.
 void SimNetwork::fail_call_of(const Item& item, const Error& why) {
   if (item.frame.header.flags & wire::kOneWay) return;
-  const auto caller = at(item.frame.is_reply() ? item.to : item.from);
+  const bool reply = item.frame.is_reply();
+  const auto caller = at(reply ? item.to : item.from);
   if (!caller->alive()) return;
-  const uint64_t id = item.frame.header.request_id;
   scheduler_.at(scheduler_.now(), caller->life(), caller->self().name + "'s call fails",
-                [caller, id, why] { caller->fail_call(id, why); });
+                [caller, why, peer = reply ? item.from : item.to, epoch = item.epoch,
+                 id = item.frame.header.request_id] { caller->fail_call(peer, epoch, id, why); });
 }
 
 size_t SimNetwork::deliverable() {
@@ -261,7 +270,8 @@ void SimNetwork::arrive(Item item) {
   if (item.to_life != 0 && item.to_life != receiver->life()) return note(text + ": for its past");
   if (!receiver->alive() || cut != cuts_.end()) {
     note(text + ": refused");
-    const Error why(Code::kUnavailable, receiver->alive() ? "no way leads there" : "nobody listens");
+    const Error why(Code::kUnavailable,
+                    receiver->alive() ? "no way leads there" : "nobody listens");
     fail_call_of(item, why);
     const auto sender = at(item.from);
     if (!sender->alive()) return;
@@ -270,13 +280,14 @@ void SimNetwork::arrive(Item item) {
     return;
   }
   note(text + (item.copy ? ", again" : ""));
-  receiver->counters_.bytes_received +=
-      wire::OutFrame{item.frame.header, item.frame.meta.span(), item.frame.segments}.bytes();
+  receiver->count_received(
+      item.from, item.epoch,
+      wire::OutFrame{item.frame.header, item.frame.meta.span(), item.frame.segments}.bytes());
   if (at(item.from)->alive() && item.to_life == 0) {
     ends_[{item.to, item.from}].instance = at(item.from)->instance();
   }
   if (item.frame.is_reply()) {
-    receiver->on_reply(item.from, std::move(item.frame), item.copy);
+    receiver->on_reply(item.from, item.epoch, std::move(item.frame), item.copy);
   } else {
     receiver->on_request(item.from, item.epoch, std::move(item.frame));
   }
@@ -330,6 +341,29 @@ void SimNetwork::end_line(int from, int to, const Error& why) {
   if (from == to) return;
   drop_frames(to, from, options_.stragglers);
   put_end(to, from, epoch, why);
+}
+
+// As when a worker closes its end: what it has sent arrives, and behind it the end; what comes is
+// not read any more.
+void SimNetwork::give_up(int rank, int peer, const std::string& why) {
+  note(name(rank) + " gives " + name(peer) + " up");
+  Item end;
+  end.from = peer;
+  end.to = rank;
+  end.epoch = epoch_seen(rank, peer);
+  end.end = true;
+  end.why = Error(Code::kDisconnected, why);
+  Line& between = line(rank, peer);
+  if (end.epoch == between.epoch) {  // else the other end has been told
+    between.open = false;
+    ++between.epoch;
+    drop_frames(peer, rank, options_.stragglers);
+    if (peer != rank) {
+      put_end(rank, peer, end.epoch,
+              Error(Code::kDisconnected, "the connection was closed by the other side"));
+    }
+  }
+  arrive_end(end);
 }
 
 void SimNetwork::break_line(const std::string& a, const std::string& b) {

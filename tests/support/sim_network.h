@@ -31,6 +31,9 @@ struct SimOptions {
   Micros max_latency{0};    // of a frame: from nothing to this, by the seed
   bool stragglers = false;  // half of what a broken line held arrives, even after the next line's
   int64_t max_steps = 1'000'000;  // of one wait(), drain(), ...: more are a livelock
+  // Of a peer, see agent::Heartbeat. Nobody looks unless it is set: who pings for ever keeps a wait
+  // that cannot end from being noticed.
+  Millis silence_timeout = kNoTimeout;
 };
 
 // What a worker that dies had sent: the kernel may deliver it, or the machine is gone.
@@ -125,6 +128,7 @@ class SimNetwork final : private Traffic {
   // For SimMessenger.
   void send(SimMessenger& from, int to, wire::OutFrame& frame);
   void send_reply(SimMessenger& from, int to, int epoch, wire::OutFrame& frame);
+  Millis silence_timeout() const noexcept { return options_.silence_timeout; }
   int epoch_seen(int rank, int peer) const { return ends_.at({rank, peer}).epoch; }
   // Whether a worker still takes the line of that number for the one to its peer.
   bool knows_line(int rank, int peer, int epoch) const { return epoch_seen(rank, peer) <= epoch; }
@@ -133,6 +137,8 @@ class SimNetwork final : private Traffic {
   }
   int open_lines(int rank) const;
   bool line_open(int a, int b) const { return line(a, b).open; }
+  void give_up(int rank, int peer, const std::string& why);
+  static std::string number_of(uint64_t request_id);
   void note(const std::string& what) { trace_.add(scheduler_.elapsed(), what); }
 
   size_t deliverable() override;

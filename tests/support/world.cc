@@ -13,11 +13,13 @@ namespace farspan::testing {
 
 World::World(WorldOptions options)
     : options_(options),
-      network_(std::make_unique<SimNetwork>(SimOptions{.workers = options.workers,
-                                                       .seed = options.seed,
-                                                       .max_latency = options.max_latency,
-                                                       .stragglers = options.stragglers,
-                                                       .max_steps = options.max_steps})) {
+      network_(
+          std::make_unique<SimNetwork>(SimOptions{.workers = options.workers,
+                                                  .seed = options.seed,
+                                                  .max_latency = options.max_latency,
+                                                  .stragglers = options.stragglers,
+                                                  .max_steps = options.max_steps,
+                                                  .silence_timeout = options.silence_timeout})) {
   for (int rank = 0; rank < options.workers; ++rank) workers_.push_back(make_worker(rank));
 }
 

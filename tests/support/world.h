@@ -30,6 +30,7 @@ struct WorldOptions {
   Micros max_latency{0};
   bool stragglers = false;
   int64_t max_steps = 1'000'000;
+  Millis silence_timeout = kNoTimeout;  // see SimOptions
 };
 
 // Rules that workers break (work that must not block and waits, a livelock) fail the test when the
