@@ -37,7 +37,7 @@ struct BackwardOptions {
 // Lifetime:  when it goes, every worker lets go of what it keeps for it.
 class Context {
  public:
-  //   throws  Error kInvalidArgument: the thread is in a context already
+  //   throws  Error kInvalidArgument: the thread is in a context already, or has no worker
   Context() : Context(current_worker()) {}
   explicit Context(Worker& worker);
   ~Context();
@@ -50,13 +50,18 @@ class Context {
   // the context of the worker where the leaf lives, and never to .grad; those of several passes
   // add up.
   //   gradients  empty, or one for each root, of its shape; roots without need one element
-  //   throws     Error: kInvalidArgument (a root that requires no gradient, a released graph),
-  //              kTimeout, kDisconnected, kRemote (what a node or hook threw, and where)
+  //   throws     Error: kInvalidArgument (a root that requires no gradient, a released graph, a
+  //              node that is not supported, a context that has stepped), kShapeMismatch (a root's
+  //              gradient), kRemote (what a node or hook threw, and where), kTimeout, kDisconnected
+  //              (a worker that the pass needs died), kCancelled (the context was released at
+  //              another worker meanwhile), kNotFound (another worker does not know the context, or
+  //              what this one got from it), kCorrupt, kInternal (report these two)
   void backward(const std::vector<at::Tensor>& roots, const BackwardOptions& options = {});
   void backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients,
                 const BackwardOptions& options = {});
 
-  // The gradient of a leaf of this worker; undefined when it has none.
+  // The gradient of a leaf of this worker; undefined when it has none. Neither of these two waits
+  // or throws.
   at::Tensor gradient(const at::Tensor& leaf) const;
   // All (leaf, gradient) of this worker.
   std::vector<std::pair<at::Tensor, at::Tensor>> get_gradients() const;

@@ -11,6 +11,9 @@
 // What can be called: functions registered in both programs (rpc/call/register.h), and LibTorch's
 // operators by schema name. What can be passed: c10d/values/codec.h. Arguments are borrowed: large
 // tensors must not change until the call has ended; one that does, in place, fails the call.
+//
+// Threading: any thread, many at once, also inside a function that another worker called. The free
+//            functions work on the thread's current worker (rpc/worker.h).
 #pragma once
 
 #include <chrono>
@@ -97,9 +100,12 @@ auto Worker::rpc_async(const WorkerTarget& to, Fn fn, Args&&... args) {
 // Calls `fn(args...)` on the worker `to` (a name, a rank, a WorkerInfo; this one included) and
 // waits.
 //   returns  what the function returns; for one that returns Future<T>, a T
-//   throws   Error: kTimeout | kDisconnected | kUnavailable (connection), kNotRegistered |
-//            kInvalidArgument (what was asked), kRemote (what the function threw: its type, its
-//            message, where), kOverloaded
+//   throws   Error: kTimeout | kDisconnected | kUnavailable (the worker or the way to it),
+//            kNotRegistered | kInvalidArgument (what was asked, or this thread has no worker),
+//            kRemote (what the function threw: its type, its message, where; an Error that it threw
+//            comes as it is), kOverloaded (no thread or no memory left there), kCancelled (the
+//            function let go of its call without an answer), kCorrupt (what came is no answer),
+//            kShutdown (this worker has ended)
 //   cost     1 round trip; a thread that waits reads the answer itself
 template <class Fn, class... Args>
 requires(!std::is_same_v<Fn, CallOptions> &&
@@ -114,7 +120,11 @@ requires(!std::is_same_v<Fn, Builtin>) auto rpc_sync(const WorkerTarget& to,
   return current_worker().rpc_sync(to, options, fn, std::forward<Args>(args)...);
 }
 
-// The same without waiting. The error, if any, is in the Future.
+// The same without waiting for the answer. The error, if any, is in the Future.
+// It BLOCKS while calls to that worker that are unanswered, or not sent yet, hold
+// WorkerOptions::max_in_flight_bytes: until there is room, behind the calls that came before. At
+// the call's deadline it returns, and the Future holds kTimeout. Within a function that another
+// worker called it waits only for what is not sent yet.
 //   throws   Error kNotRegistered, kInvalidArgument: what is known at once
 template <class Fn, class... Args>
 requires(!std::is_same_v<Fn, CallOptions> &&
@@ -131,6 +141,7 @@ requires(!std::is_same_v<Fn, Builtin>) auto rpc_async(const WorkerTarget& to,
 
 // The same for LibTorch's operators; R is what the operator returns: Tensor, int64_t, double, bool,
 // or std::vector<Tensor> for several.
+//   throws   as above; kNotRegistered also for an operator that is not served (rpc/call/builtin.h)
 template <class R, class... Args>
 R rpc_sync(const WorkerTarget& to, const Builtin& op, Args&&... args) {
   return detail::start_builtin_call<R>(current_worker(), to, {}, "rpc_sync", true, op,

@@ -92,7 +92,9 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   // Graceful: waits until every worker is here and nothing is under way, lets the rooms let go of
   // what they hold, and ends. Otherwise: ends at once, and calls under way fail.
-  //   throws  Error kTimeout, kDisconnected (a worker died), kInvalidArgument (a thread of its own)
+  //   throws  Error kTimeout (worker 0 names who is missing), kDisconnected (worker 0, which leads
+  //           it, died; the death of another holds up nobody), kShutdown (it was ended already),
+  //           kInvalidArgument (called by what the worker runs, instead of a thread of your own)
   void shutdown(bool graceful = true);
 
   Millis rpc_timeout() const noexcept { return settings_.rpc_timeout; }

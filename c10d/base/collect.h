@@ -1,6 +1,10 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // Many futures at once: collect_all, collect_any, wait_all. Comes with future.h.
+//
+// Threading: any thread. collect_* do not block; the future that they return becomes ready in the
+//            thread that delivers the result it waits for, or at once.
+// All throw Error kInvalidArgument for a future that was made empty or moved from.
 #pragma once
 
 #include <atomic>
@@ -13,7 +17,8 @@
 
 namespace farspan {
 
-// Ready when all are; their values in order, or the first error to arrive. For Future<void>: void.
+// Ready when all are, with their values in order; or as soon as one has failed, with that error.
+// For Future<void>: void. None at all are ready at once.
 template <class T>
 auto collect_all(const std::vector<Future<T>>& futures) {
   using R = std::conditional_t<std::is_void_v<T>, void, std::vector<detail::Stored<T>>>;
@@ -49,7 +54,8 @@ auto collect_all(const std::vector<Future<T>>& futures) {
   return result;
 }
 
-// Ready with the index of the first to be ready, whether it holds a value or an error.
+// Ready with the index of the first to be ready, whether it holds a value or an error. Of none at
+// all, the future holds kInvalidArgument.
 template <class T>
 Future<size_t> collect_any(const std::vector<Future<T>>& futures) {
   Promise<size_t> promise;
@@ -62,8 +68,9 @@ Future<size_t> collect_any(const std::vector<Future<T>>& futures) {
   return promise.future();
 }
 
-// Waits for all, and returns their values; throws the first error by order of the list, after all
-// have ended.
+// Waits for all, and returns their values.
+//   timeout  for all together; the operations go on. kNoTimeout waits as long as it takes
+//   throws   the first error by order of the list, after all have ended; kTimeout
 template <class T>
 auto wait_all(const std::vector<Future<T>>& futures, Millis timeout = kNoTimeout) {
   const Deadline deadline = Deadline::in(timeout);

@@ -17,10 +17,15 @@ void log(LogLevel level, std::string_view room, std::string_view text);
 
 bool log_enabled(LogLevel level) noexcept;
 
-// kWarning at start, or FARSPAN_LOG_LEVEL (debug, info, warning, error, off).
+// kWarning at start, or FARSPAN_LOG_LEVEL (debug, info, warning, error, off). For the whole
+// process. Threading: any thread.
 void set_log_level(LogLevel level) noexcept;
 
-// Sends lines elsewhere; an empty sink restores standard error.
+// Sends lines elsewhere, those of the whole process; an empty sink restores standard error.
+//
+// Threading: any thread. The sink runs in whatever thread has something to say, in several at once,
+//            and under no lock of the log; it must neither throw nor block for long. One that was
+//            replaced may still be running.
 using LogSink = std::function<void(LogLevel, std::string_view room, std::string_view text)>;
 void set_log_sink(LogSink sink);
 

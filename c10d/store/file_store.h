@@ -15,10 +15,12 @@
 namespace farspan::dist {
 
 // Waiting looks at the file every 1 to 10 ms. No queues. A process that is killed at any moment
-// leaves no part of a record that others would see.
-// Lifetime: each store counts itself in the file; once all have gone, and at least `world_size`
-// have
-//           come and gone, the last removes the file. A crashed worker leaves it behind.
+// leaves no part of a record that others would see. Throws what Store says;
+// kInvalidArgument, too, for a file that is no store's.
+//
+// Threading: as Store; a store's threads take turns at the file, and one that waits sleeps outside.
+// Lifetime:  each store counts itself in the file; once all have gone, and at least `world_size`
+//            have come and gone, the last removes the file. A crashed worker leaves it behind.
 class FileStore final : public Store {
  public:
   // Makes the file when it is missing.

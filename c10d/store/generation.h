@@ -20,9 +20,10 @@ namespace farspan::dist {
 // just made up, and says "go" once all ranks have acknowledged it. A rank that was answered by a
 // rank 0 of an earlier start never sees its "go", but the answer of the new one instead.
 //   throws  Error kTimeout (rank 0 names the ranks that are missing), kInvalidArgument (the ranks
-//   do
-//           not agree on world_size), kAlreadyExists (another worker has this rank), and what the
-//           store throws
+//           do not agree on world_size), kAlreadyExists (another worker has this rank), and what
+//           the store throws
+//
+// Threading: any thread; one call for each rank at a time. Blocks its thread, and starts none.
 std::string agree_on_generation(Store& store, int rank, int world_size, Deadline deadline);
 
 }  // namespace farspan::dist

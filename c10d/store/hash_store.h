@@ -11,7 +11,9 @@
 
 namespace farspan::dist {
 
-// The keys live as long as the store or any clone() of it.
+// The keys live as long as the store or any clone() of it. Throws what Store says.
+//
+// Threading: as Store; clones may be used by other threads at once.
 class HashStore final : public Store {
  public:
   explicit HashStore(Millis timeout = kDefaultStoreTimeout);

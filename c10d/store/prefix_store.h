@@ -13,9 +13,13 @@ namespace farspan::dist {
 
 // Key "k" here is "<prefix>/k" in `store`, as in PyTorch. num_keys() and list_keys() see only keys
 // with the prefix, and without it (PyTorch counts all). Begins with the timeout of `store`, then
-// goes by its own.
+// goes by its own. Throws what `store` does, and kInvalidArgument for a key that is too long with
+// the prefix.
+//
+// Threading: as Store. Lifetime: keeps `store`.
 class PrefixStore final : public Store {
  public:
+  //   throws  Error kInvalidArgument: `store` is null
   PrefixStore(std::string prefix, std::shared_ptr<Store> store);
 
   std::string address() const override { return store_->address() + " under '" + prefix_ + "/'"; }

@@ -15,6 +15,8 @@
 
 namespace farspan::dist {
 
+// Threading: what is declared here, from any thread, many at once. rendezvous() blocks its thread.
+
 struct RendezvousOptions {
   int rank = -1;        // -1: as the URL says, or else RANK
   int world_size = -1;  // -1: as the URL says, or else WORLD_SIZE
@@ -59,8 +61,9 @@ struct Membership {
 };
 Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& options);
 
-// Makes URLs of another scheme known ("redis"), for the whole process. The handler throws what
-// rendezvous() should.
+// Makes URLs of another scheme known ("redis"), for the whole process and for good. The handler
+// throws what rendezvous() should. It runs in the threads that call rendezvous(), in several at
+// once, and under no lock.
 //   throws  Error kAlreadyExists: the scheme has a handler
 using RendezvousHandler =
     std::function<Rendezvous(const RendezvousUrl& url, const RendezvousOptions& options)>;

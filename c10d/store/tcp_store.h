@@ -35,6 +35,11 @@ struct TcpStoreOptions {
 // A call takes a connection that no other thread is using, or makes one; a few are kept. So a get()
 // that waits holds up nobody. A dead server fails every call at once, those that wait too, with
 // kDisconnected or kUnavailable; later calls try to reach a new one at the same place, once each.
+// Besides what Store says, a server that breaks the protocol is kCorrupt.
+//
+// Threading: as Store; the client has no thread of its own.
+// Lifetime:  the clones of one store, and all who asked for one port in this process, share the
+//            server, where it is hosted here; it ends with the last of them.
 class TcpStore final : public Store {
  public:
   //   throws  Error kUnavailable (nobody there until the timeout), kTimeout (workers are missing),

@@ -12,6 +12,11 @@
 //       return Uuid(Codec<std::string>::read(in, reader));
 //     }
 //   };
+//
+// Both throw BadValue for what cannot travel, or is not what was expected; a call makes it an Error
+// that says where: kInvalidArgument, or kCorrupt for bytes that no farspan writes.
+//
+// Threading: a value is written and read by one thread at a time; several do so at once.
 #pragma once
 
 #include <farspan/c10d/values/codec_list.h>    // IWYU pragma: export

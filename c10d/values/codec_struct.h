@@ -7,7 +7,11 @@
 //
 // In the namespace of the struct, right after it, before any function that uses it is registered.
 // The struct must be default-constructible and its fields accessible. Both sides must list the
-// same fields; one that is missing or not known is an error that names it.
+// same fields; one that is missing or not known is an error that names it: BadValue, which calls
+// turn into kInvalidArgument.
+//
+// Threading: a value is written and read by one thread at a time: arguments are written by the
+//            caller's thread, and read by the one that runs the function.
 #pragma once
 
 #include <array>

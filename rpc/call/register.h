@@ -16,6 +16,12 @@
 // and init_rpc reports those that clash. Default arguments do not travel. In a static archive, the
 // linker leaves out a file that nobody refers to, and its registrations with it: list such files in
 // the program itself, or link the archive as a whole.
+//
+// Threading: registering happens while static objects are made: before main(), or when a shared
+//            object is loaded; it takes a lock, and may overlap with calls. The functions are
+//            called from any of the worker's threads, several at once.
+// Throws nothing: nobody could catch it. Two functions of one name make init_rpc throw
+// kAlreadyExists; one that is not registered makes the call throw kNotRegistered.
 #pragma once
 
 #include <string>
