@@ -19,15 +19,22 @@ class Worker;
 class CallScope final : public ValueScope {
  public:
   CallScope(Worker& worker, int peer) noexcept : worker_(worker), peer_(peer) {}
+  // The message was not sent: something else in it could not be written, say.
+  ~CallScope() override {
+    for (const OnOutcome& outcome : take_outcomes()) outcome(false);
+  }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
 
   Worker& worker() noexcept { return worker_; }
   int peer() const noexcept { return peer_; }  // the rank at the other end of the message
 
   // While writing: `fn` hears once what became of the message. `arrived`: the peer has read it;
-  // false: it may have, or may yet, or never will.
+  // false: it may have, or may yet, or never will. It must not throw.
   using OnOutcome = std::function<void(bool arrived)>;
   void on_outcome(OnOutcome fn) { outcomes_.push_back(std::move(fn)); }
-  std::vector<OnOutcome> take_outcomes() noexcept { return std::move(outcomes_); }
+  // For whoever sends the message, and will tell them.
+  std::vector<OnOutcome> take_outcomes() noexcept { return std::exchange(outcomes_, {}); }
 
   // While reading: the function runs only when `ready` is; what it fails with fails the call.
   void wait_first(Future<void> ready) { first_.push_back(std::move(ready)); }

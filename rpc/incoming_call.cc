@@ -145,10 +145,17 @@ void IncomingCall::fail(const Error& error) noexcept {
   request_.fail(named.trail(std::move(hop)));
 }
 
-void reply_when_ready(IncomingCall call, const std::shared_ptr<Result>& result) {
-  if (result->ready()) return call.reply(*result);
+void when_ready(IncomingCall call, const std::shared_ptr<Result>& result,
+                std::function<void(IncomingCall&)> fn) {
+  if (result->ready()) return fn(call);
   auto waiting = std::make_shared<IncomingCall>(std::move(call));
-  result->on_ready([waiting, result] { waiting->reply(*result); });
+  result->on_ready([waiting, fn = std::move(fn), worker = waiting->worker().weak_from_this()] {
+    if (const auto here = worker.lock()) fn(*waiting);
+  });
+}
+
+void reply_when_ready(IncomingCall call, const std::shared_ptr<Result>& result) {
+  when_ready(std::move(call), result, [result](IncomingCall& ready) { ready.reply(*result); });
 }
 
 void serve_calls(Worker& worker) {

@@ -31,6 +31,7 @@ class IncomingCall {
   // What the kind's room put into the call.
   //   throws  Error kCorrupt
   std::vector<std::byte> subject() const;
+  Worker& worker() const noexcept { return *worker_; }
   int from() const noexcept { return request_.from(); }
   Deadline deadline() const noexcept { return request_.deadline(); }
 
@@ -54,6 +55,11 @@ class IncomingCall {
   TensorList tensors_;
   std::shared_ptr<Interceptor::Scope> scope_;
 };
+
+// Runs `fn` with `call` as soon as `result` is ready: at once, or in the thread that makes it so.
+// Drops the call when its worker is gone by then. `fn` must not throw.
+void when_ready(IncomingCall call, const std::shared_ptr<Result>& result,
+                std::function<void(IncomingCall&)> fn);
 
 // Answers `call` with `result` as soon as that is ready.
 void reply_when_ready(IncomingCall call, const std::shared_ptr<Result>& result);

@@ -140,18 +140,13 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   if (Interceptor* interceptor = worker_.interceptor()) {
     result->scope_ = interceptor->before_request(to_, writer_.tensors(), extensions);
   }
-  result->outcomes_ = scope_.take_outcomes();
+  guard_write([&] {
+    if (!extensions.empty()) write_extensions(call_, extensions);
+    write_tensors(call_.getPayload(), writer_, Bulk::kShare, &result->borrowed_);
+  });
   wire::OutFrame frame;
-  try {
-    guard_write([&] {
-      if (!extensions.empty()) write_extensions(call_, extensions);
-      write_tensors(call_.getPayload(), writer_, Bulk::kShare, &result->borrowed_);
-    });
-    frame.meta = builder_.finish();
-  } catch (...) {
-    result->settle(false);
-    throw;
-  }
+  frame.meta = builder_.finish();
+  result->outcomes_ = scope_.take_outcomes();
   frame.header.kind = kind_;
   frame.header.chain = agent::current_call().chain;
   frame.segments = std::move(segments_);

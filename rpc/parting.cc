@@ -6,6 +6,10 @@
 namespace farspan {
 namespace {
 
+Error stopped() {
+  return Error(Code::kShutdown, "another thread has shut this worker down").operation("shutdown");
+}
+
 // How often a worker looks whether its own calls have ended.
 constexpr Millis kLookAgain{2};
 
@@ -57,6 +61,7 @@ void Parting::meet(Deadline deadline) {
   Future<void> over;
   {
     MutexLock lock(mutex_);
+    if (stopped_) throw stopped();
     over_ = Promise<void>();
     over = over_.future();
     ++phase_;
@@ -76,6 +81,16 @@ void Parting::meet(Deadline deadline) {
       .advice(
           "every worker must call shutdown(); look at those that did not, or raise "
           "WorkerOptions::shutdown_timeout");
+}
+
+void Parting::stop() {
+  Promise<void> over;
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+    over = over_;
+  }
+  over.set_error(stopped());
 }
 
 void Parting::perform(agent::Meeting::Action action) {

@@ -22,8 +22,11 @@ class Parting : public std::enable_shared_from_this<Parting> {
   void listen();
 
   // Returns when all live workers are in the same meeting, and quiet.
-  //   throws  Error kTimeout (at rank 0 it names who is missing), kDisconnected (rank 0 is gone)
+  //   throws  Error kTimeout (at rank 0 it names who is missing), kDisconnected (rank 0 is gone),
+  //   kShutdown
   void meet(Deadline deadline);
+  // Fails the meeting that another thread is in, or comes to.
+  void stop();
 
  private:
   void perform(agent::Meeting::Action action);
@@ -35,6 +38,7 @@ class Parting : public std::enable_shared_from_this<Parting> {
   const std::shared_ptr<agent::Messenger> messenger_;
   Mutex mutex_;
   agent::Meeting meeting_ FARSPAN_GUARDED_BY(mutex_);
+  bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   uint64_t phase_ FARSPAN_GUARDED_BY(mutex_) = 0;
   Promise<void> over_ FARSPAN_GUARDED_BY(mutex_);
 };

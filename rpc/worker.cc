@@ -129,6 +129,10 @@ void Worker::end() {
     MutexLock lock(live_workers().mutex);
     std::erase(live_workers().workers, this);
   }
+  parting_->stop();
+  for (const auto& room : rooms_) {
+    if (room) room->stop();
+  }
   if (stop_) stop_();
   for (auto room = rooms_.rbegin(); room != rooms_.rend(); ++room) {
     if (*room) (*room)->end();

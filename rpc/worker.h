@@ -47,6 +47,9 @@ class WorkerRoom {
   virtual ~WorkerRoom() = default;
   // A graceful shutdown goes through all rooms, the uppermost first, while calls still work.
   virtual void drain(Deadline) {}
+  // The worker is about to end. Threads that wait for the room must give up, since they are joined
+  // next; they may still be using what it holds.
+  virtual void stop() {}
   // Connections are gone, threads have ended.
   virtual void end() {}
 };

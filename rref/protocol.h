@@ -55,9 +55,8 @@ class RRefProtocol {
   //   what    its type and where it was made, for reports
   //   throws  Error kShutdown
   HandleId create_local(std::string_view what);
-  // A handle to a value that `owner` is to make. The caller sends the request, with the HandleId
-  // and `what`, and then reports how it ended, by one of the two below; when the owner is this
-  // worker, it makes the value and calls value_set().
+  // A handle to a value that `owner`, which may be this worker, is to make. The caller sends the
+  // request, with the HandleId and `what`, and then reports how it ended, by one of the two below.
   //   throws  Error kShutdown, kDisconnected (names the owner)
   HandleId create(WorkerRun owner, std::string_view what, TimePoint now);
   void creation_done(const HandleId& id, TimePoint now);
@@ -124,6 +123,8 @@ class RRefProtocol {
   // is released and every method is refused or ignored. Workers may drain in any order.
   void drain(Deadline deadline, TimePoint now);
   bool drained() const noexcept { return closed_; }
+  // The same at once, without asking anybody: as at drain()'s deadline.
+  void end(TimePoint now);
 
   Outbox take();
   // When to call on_timer(): as the latest Outbox::wake_at, for those who take() in many threads.
@@ -146,6 +147,7 @@ class RRefProtocol {
   void cancel_parked(Peer& peer, const Error& why);
 
   void check_open(const char* operation) const;
+  Creation on_own_creation(const HandleId& id);
   OwnerRecord* find_owned(const RRefId& id);
   OwnerRecord* find_or_expect(const RRefId& id, std::shared_ptr<const std::string> what);
   UserRecord* find_user(const HandleId& handle);

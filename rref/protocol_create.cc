@@ -28,7 +28,9 @@ HandleId RRefProtocol::create(WorkerRun owner, std::string_view what, TimePoint 
   check_open("remote");
   if (owner == options_.self) {
     const HandleId id = create_local(what);
-    owned_.find(id.rref)->second.state = OwnerRecord::State::kPending;
+    OwnerRecord& record = owned_.find(id.rref)->second;
+    record.state = OwnerRecord::State::kPending;
+    record.born = false;
     return id;
   }
   if (const Peer* known = find_peer(owner); superseded(owner) || (known && known->gone())) {
@@ -58,16 +60,32 @@ void RRefProtocol::creation_done(const HandleId& id, TimePoint now) {
 
 void RRefProtocol::creation_failed(const HandleId& id, const Error& why, TimePoint now) {
   now_ = now;
+  if (id.at_owner()) {
+    const OwnerRecord* record = find_owned(id.rref);
+    // One whose function runs will be set by that.
+    if (record && !record->born) value_set(id.rref, why, now);
+    return;
+  }
   UserRecord* user = find_user(id);
   if (!user || user->state != UserRecord::State::kCreating) return;
   fail(*user, why);
   settle_user(*user);
 }
 
+// What this worker asks of itself: the record is there already.
+RRefProtocol::Creation RRefProtocol::on_own_creation(const HandleId& id) {
+  OwnerRecord* record = find_owned(id.rref);
+  if (!record || !id.at_owner() || record->state != OwnerRecord::State::kPending) {
+    return Creation::kGone;
+  }
+  return std::exchange(record->born, true) ? Creation::kDuplicate : Creation::kRun;
+}
+
 RRefProtocol::Creation RRefProtocol::on_creation(WorkerRun from, const HandleId& id,
                                                  std::string_view what, TimePoint now) {
   Peer* creator = closed_ ? nullptr : hear_from(from, now);
-  if (!creator || from == options_.self || id.rref.creator != from || id.fork.parent != from ||
+  if (creator && from == options_.self) return on_own_creation(id);
+  if (!creator || id.rref.creator != from || id.fork.parent != from ||
       id.rref.owner != options_.self || id.rref.serial == 0 || id.at_owner()) {
     return Creation::kRefused;
   }
@@ -95,6 +113,7 @@ void RRefProtocol::value_set(const RRefId& id, std::optional<Error> failure, Tim
     return;
   }
   if (record->state != OwnerRecord::State::kPending) return;
+  record->born = true;
   record->state = failure ? OwnerRecord::State::kFailed : OwnerRecord::State::kReady;
   record->failure = std::move(failure);
   answer(record->waits, record->failure);

@@ -22,6 +22,12 @@ void RRefProtocol::drain(Deadline deadline, TimePoint now) {
   }
 }
 
+void RRefProtocol::end(TimePoint now) {
+  now_ = now;
+  if (!std::exchange(draining_, true)) drain_begun_ = now;
+  if (!closed_) close(now);
+}
+
 void RRefProtocol::drop_everything(TimePoint now) {
   std::vector<Peer*> lost;
   for (const auto& [run, known] : peers_) {

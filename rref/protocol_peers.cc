@@ -96,6 +96,8 @@ void RRefProtocol::revive(Peer& peer) {
   peer.probe_due = false;
   peer.retry_delay = options_.first_retry;
   peer.link.repeat();
+  // What was heard may be the last of it, and late: whom nothing can be sent to is lost again.
+  peer.link.answer();
   mark_dirty(peer);
 }
 

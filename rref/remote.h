@@ -24,21 +24,26 @@ class CreationState final : public PendingResult {
   const std::shared_ptr<Handle> handle_;
 };
 
-// Asks `owner` to make what `write` describes; `self`: by a method of that value.
+// Asks `owner` to make what `write` describes; `self`: by a method of that value, which is kept
+// until then.
 template <class R, class Write>
 RRef<R> make_remote(Worker& worker, int owner, const CallOptions& options, const Function& function,
-                    std::optional<RRefId> self, Write write) {
+                    const std::shared_ptr<Handle>& self, Write write) {
   const std::string what = type_name_of<R>() + " made by remote(" + function.name + ")";
   auto handle = RRefTable::of(worker).create(owner, what);
   try {
     OutgoingCall call(worker, owner, wire::Kind::kRemoteCall, {"remote", function.name},
                       function.id);
-    call.subject(encode(Subject{ForkData{handle->id().rref, handle->id().fork, what}, self}));
+    Subject subject{ForkData{handle->id().rref, handle->id().fork, what}, std::nullopt};
+    if (self) subject.self = self->id().rref;
+    call.subject(encode(subject));
     write(call);
-    call.send(std::make_shared<CreationState>(worker.shared_from_this(), call.name(), handle),
-              options, false);
-  } catch (const Error& e) {
-    RRefTable::of(worker).creation_failed(handle->id(), e);
+    const auto state =
+        std::make_shared<CreationState>(worker.shared_from_this(), call.name(), handle);
+    state->keep(self);
+    call.send(state, options, false);
+  } catch (...) {
+    handle->table().creation_failed(handle->id(), to_error(std::current_exception()));
     throw;
   }
   return RRef<R>(std::move(handle));
@@ -51,7 +56,7 @@ auto Worker::remote(const WorkerTarget& to, const CallOptions& options, Fn fn, A
   static_assert(CallableWith<Fn, Args...>, "the arguments do not fit the function's parameters");
   const Function& function = registered_function(fn);
   return rref::make_remote<result_of_t<Fn>>(
-      *this, to.rank_in(*this), options, function, std::nullopt, [&](OutgoingCall& call) {
+      *this, to.rank_in(*this), options, function, nullptr, [&](OutgoingCall& call) {
         write_arguments<Fn>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
       });
 }
@@ -68,7 +73,12 @@ auto RRef<T>::remote(const CallOptions& options, M method, Args&&... args) const
   live().table().check(*handle_);
   const Function& function = registered_method<Object>(method);
   return rref::make_remote<result_of_t<M>>(
+<<<<<<< HEAD
       *worker(), rref_id().owner.rank, options, function, rref_id(), [&](OutgoingCall& call) {
+=======
+      *worker(), handle_->id().rref.owner.rank, options, function, handle_,
+      [&](OutgoingCall& call) {
+>>>>>>> 113361b (Take back references whose message is never sent, fail values that are never made, keep a value until its method has run; end what waits for references with the worker; stress references with faults over whole workers)
         write_arguments<M>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
       });
 }

@@ -24,125 +24,133 @@ void RRefTable::on_control(const agent::Request& request) {
       throw Error(Code::kCorrupt, "a control frame in another worker's name");
     }
     step([&](rref::RRefProtocol& p) { p.on_control(frame, messenger_->now()); });
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     log(LogLevel::kWarning, "rref", e.what());
   }
 }
 
-// Runs `use` with the value as soon as it is made, on a thread where it may block.
-void RRefTable::with_value(IncomingCall call, const RRefId& id,
-                           std::function<void(IncomingCall&, const std::shared_ptr<Result>&)> use) {
-  const auto value = local_value(id, call.from(), call.deadline());
-  const auto run = [this, use = std::move(use)](IncomingCall& ready,
-                                                const Future<std::shared_ptr<Result>>& result) {
-    const auto here = worker();
-    FreshThread fresh(*here);
-    try {
-      use(ready, result.wait());
-    } catch (...) {
-      ready.fail(to_error(std::current_exception()));
-    }
-  };
-  if (value.ready()) return run(call, value);
-  auto waiting = std::make_shared<IncomingCall>(std::move(call));
-  const agent::CallContext context = agent::current_call();
-  value.on_ready([self = shared_from_this(), waiting, value, run, context] {
-    self->messenger_->run([self, waiting, value, run, context] {
-      const agent::CallContext outer = std::exchange(agent::current_call(), context);
-      run(*waiting, value);
-      agent::current_call() = outer;
-    });
-  });
-}
+// A value that is to be made here. When nothing comes of it, whatever the reason, it fails: nobody
+// waits for it in vain, and it goes when its handles do.
+class RRefTable::Making {
+ public:
+  Making(std::shared_ptr<RRefTable> table, const RRefId& id) : table_(std::move(table)), id_(id) {}
+  ~Making() { failed(Error(Code::kCancelled, "what was to make it was dropped")); }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
 
-void RRefTable::serve_creation(agent::Request request) {
-  const auto here = worker();
-  FreshThread fresh(*here);
-  IncomingCall call(*here, std::move(request));
-  std::optional<RRefId> made;
-  try {
-    const rref::Subject subject = rref::decode_subject(call.subject());
-    if (!subject.made) throw Error(Code::kCorrupt, "a request to make nothing");
-    const HandleId id{subject.made->rref, subject.made->fork};
-    if (call.from() != self_.rank) {
-      using Creation = rref::RRefProtocol::Creation;
-      const Creation creation = step([&](rref::RRefProtocol& p) {
-        return p.on_creation(run_of(call.from()), id, subject.made->what, messenger_->now());
+  void done(const std::shared_ptr<Result>& value) noexcept {
+    if (const auto table = std::exchange(table_, nullptr)) {
+      table->step_quietly([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(table->mutex_) {
+        table->values_.emplace(id_, value);
+        p.value_set(id_, std::nullopt, table->messenger_->now());
       });
-      if (creation == Creation::kDuplicate) return call.reply(*detail::void_result());
-      if (creation == Creation::kGone) throw Error(Code::kCancelled, "nobody wants it any more");
-      if (creation == Creation::kRefused)
-        throw Error(Code::kShutdown, "the owner is shutting down");
     }
-    made = id.rref;
-    if (!subject.self) {
-      const std::shared_ptr<Result> result = call.run(nullptr);
-      keep_when_ready(std::move(call), id.rref, result);
-      return;
-    }
-    with_value(std::move(call), *subject.self,
-               [this, rref = id.rref](IncomingCall& ready, const std::shared_ptr<Result>& object) {
-                 try {
-                   const std::shared_ptr<Result> result = ready.run(object);
-                   keep_when_ready(std::move(ready), rref, result);
-                 } catch (const Error& e) {
-                   value_failed(rref, e);
-                   throw;
-                 }
-               });
-  } catch (...) {
-    const Error error = to_error(std::current_exception());
-    if (made) value_failed(*made, error);
-    call.fail(error);
   }
-}
-
-void RRefTable::value_failed(const RRefId& id, const Error& why) {
-  step_quietly([&](rref::RRefProtocol& p) { p.value_set(id, why, messenger_->now()); });
-}
-
-// The request to make a value is answered when it is made: until then it counts as under way.
-void RRefTable::keep_when_ready(IncomingCall call, const RRefId& id,
-                                const std::shared_ptr<Result>& result) {
-  auto waiting = std::make_shared<IncomingCall>(std::move(call));
-  result->on_ready([self = shared_from_this(), waiting, id, result] {
-    if (const Error* error = result->error()) {
-      self->value_failed(id, *error);
-      return waiting->fail(*error);
+  void failed(const Error& why) noexcept {
+    if (const auto table = std::exchange(table_, nullptr)) {
+      table->step_quietly(
+          [&](rref::RRefProtocol& p) { p.value_set(id_, why, table->messenger_->now()); });
     }
-    self->step_quietly([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(self->mutex_) {
-      self->values_.emplace(id, result);
-      p.value_set(id, std::nullopt, self->messenger_->now());
-    });
-    waiting->reply(*detail::void_result());
-  });
-}
+  }
 
-void RRefTable::serve_call(agent::Request request) {
-  const auto here = worker();
-  IncomingCall call(*here, std::move(request));
+ private:
+  std::shared_ptr<RRefTable> table_;  // null: it has been done, or has failed
+  const RRefId id_;
+};
+
+// Runs `use` in the state in which functions run; what it throws is the answer.
+void RRefTable::run(IncomingCall& call, const Object& object, const Use& use) noexcept {
   try {
-    const rref::Subject subject = rref::decode_subject(call.subject());
-    with_value(std::move(call), self_of(subject),
-               [](IncomingCall& ready, const std::shared_ptr<Result>& object) {
-                 const std::shared_ptr<Result> result = ready.run(object);
-                 reply_when_ready(std::move(ready), result);
-               });
+    FreshThread fresh(host_);
+    use(call, object);
   } catch (...) {
     call.fail(to_error(std::current_exception()));
   }
 }
 
-void RRefTable::serve_fetch(agent::Request request) {
-  const auto here = worker();
-  IncomingCall call(*here, std::move(request));
+// Runs `use` as soon as the value is made, or it is known that it will not be, on a thread where it
+// may block.
+void RRefTable::with_value(IncomingCall& call, const RRefId& id, Use use) {
+  const Object value = local_value(id, call.from(), call.deadline());
+  if (value.ready()) return run(call, value, use);
+  auto waiting = std::make_shared<IncomingCall>(std::move(call));
+  const agent::CallContext context = agent::current_call();
+  value.on_ready([self = shared_from_this(), waiting, value, use = std::move(use), context] {
+    self->messenger_->run([self, waiting, value, use, context] {
+      const agent::CallContext outer = std::exchange(agent::current_call(), context);
+      self->run(*waiting, value, use);
+      agent::current_call() = outer;
+    });
+  });
+}
+
+// Null: it is being made already.
+std::shared_ptr<RRefTable::Making> RRefTable::begin_making(int from, const rref::ForkData& wanted) {
+  using Creation = rref::RRefProtocol::Creation;
+  const HandleId id{wanted.rref, wanted.fork};
+  const Creation creation = step([&](rref::RRefProtocol& p) {
+    return p.on_creation(run_of(from), id, wanted.what, messenger_->now());
+  });
+  if (creation == Creation::kGone) throw Error(Code::kCancelled, "nobody wants it any more");
+  if (creation == Creation::kRefused) throw Error(Code::kShutdown, "the owner is shutting down");
+  if (creation == Creation::kDuplicate) return nullptr;
+  return std::make_shared<Making>(shared_from_this(), id.rref);
+}
+
+void RRefTable::serve_creation(IncomingCall call) {
   try {
     const rref::Subject subject = rref::decode_subject(call.subject());
-    with_value(std::move(call), self_of(subject),
-               [](IncomingCall& ready, const std::shared_ptr<Result>& value) {
-                 ready.begin();
-                 ready.reply(*value);
-               });
+    if (!subject.made) throw Error(Code::kCorrupt, "a request to make nothing");
+    const std::shared_ptr<Making> making = begin_making(call.from(), *subject.made);
+    if (!making) return call.reply(*detail::void_result());
+    const Use use = [this, making](IncomingCall& ready, const Object& object) {
+      make(ready, object, making);
+    };
+    subject.self ? with_value(call, *subject.self, use) : run(call, Object(), use);
+  } catch (...) {
+    call.fail(to_error(std::current_exception()));
+  }
+}
+
+// By a function, or by a method of `object`. The request is answered when the value is made: until
+// then it counts as under way.
+void RRefTable::make(IncomingCall& call, const Object& object,
+                     const std::shared_ptr<Making>& making) {
+  try {
+    const std::shared_ptr<Result> result = call.run(object.valid() ? object.wait() : nullptr);
+    when_ready(std::move(call), result, [making, result](IncomingCall& made) {
+      if (const Error* error = result->error()) {
+        making->failed(*error);
+        return made.fail(*error);
+      }
+      making->done(result);
+      made.reply(*detail::void_result());
+    });
+  } catch (...) {
+    making->failed(to_error(std::current_exception()));
+    throw;
+  }
+}
+
+void RRefTable::serve_call(IncomingCall call) {
+  try {
+    const rref::Subject subject = rref::decode_subject(call.subject());
+    with_value(call, self_of(subject), [](IncomingCall& ready, const Object& object) {
+      const std::shared_ptr<Result> result = ready.run(object.wait());
+      reply_when_ready(std::move(ready), result);
+    });
+  } catch (...) {
+    call.fail(to_error(std::current_exception()));
+  }
+}
+
+void RRefTable::serve_fetch(IncomingCall call) {
+  try {
+    const rref::Subject subject = rref::decode_subject(call.subject());
+    with_value(call, self_of(subject), [](IncomingCall& ready, const Object& object) {
+      ready.begin();
+      ready.reply(*object.wait());
+    });
   } catch (...) {
     call.fail(to_error(std::current_exception()));
   }

@@ -40,6 +40,7 @@ Error RRefTable::has_ended() const {
 
 RRefTable::RRefTable(Worker& worker)
     : worker_(worker.weak_from_this()),
+      host_(worker),
       messenger_(worker.share_messenger()),
       self_{worker.rank(), short_instance(messenger_->instance_of(worker.rank()))},
       protocol_([&] {
@@ -59,9 +60,10 @@ void RRefTable::listen() {
   using Run = agent::Messenger::Run;
   using agent::Request;
   const auto weak = weak_from_this();
-  const auto with_table = [weak](void (RRefTable::*serve)(Request)) {
+  const auto with_table = [weak](void (RRefTable::*serve)(IncomingCall)) {
     return [weak, serve](Request request) {
-      if (const auto table = weak.lock()) (table.get()->*serve)(std::move(request));
+      const auto table = weak.lock();
+      if (table) (table.get()->*serve)(IncomingCall(table->host_, std::move(request)));
     };
   };
   messenger_->handle(wire::Kind::kRRefControl, Run::kInline, [weak](Request request) {
@@ -106,7 +108,7 @@ void RRefTable::perform(rref::Outbox out) {
     }
     if (out.drained) drained = std::exchange(draining_, std::nullopt);
   }
-  set_timer(out.wake_at);
+  set_timer();
   for (const rref::ControlFrame& control : out.frames) {
     const std::vector<std::byte> meta = rref::encode(control);
     wire::OutFrame frame;
@@ -120,11 +122,13 @@ void RRefTable::perform(rref::Outbox out) {
   if (drained) drained->set_value(std::move(*out.drained));
 }
 
-void RRefTable::set_timer(Deadline at) {
+// Asks the protocol itself: an Outbox may be performed after a later one.
+void RRefTable::set_timer() {
   agent::TimerId old = 0;
   {
     MutexLock lock(mutex_);
-    if (at == timer_at_ || ended_) return;
+    const Deadline at = protocol_.wake_at();
+    if (at == timer_at_) return;
     timer_at_ = at;
     old = std::exchange(timer_, 0);
     if (!at.is_never()) {
@@ -179,6 +183,12 @@ void RRefTable::carrier_ended(int to, const ForkId& fork, bool arrived) {
 }
 
 RRefTable::HandlePtr RRefTable::received(int from, const rref::ForkData& data) {
+  const int owner = data.rref.owner.rank;
+  if (owner < 0 || static_cast<size_t>(owner) >= runs_.size()) {
+    throw Error(Code::kCorrupt, "a reference to a value of rank " + std::to_string(owner) +
+                                    ", which this job does not have")
+        .worker(info_of(from).name);
+  }
   const HandleId id = step(
       [&](rref::RRefProtocol& p) { return p.received(run_of(from), data, messenger_->now()); });
   return std::make_shared<rref::Handle>(shared_from_this(), id);
@@ -243,12 +253,18 @@ void RRefTable::drop(const HandleId& id) noexcept {
 
 void RRefTable::drain(Deadline deadline) {
   Promise<rref::DrainReport> promise;
-  step([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
+  const bool begun = step([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
+    if (p.drained()) return false;
     draining_ = promise;
     p.drain(deadline, messenger_->now());
+    return true;
   });
+  if (!begun) return;
   const auto report = promise.future();
-  messenger_->wait(*report.state(), deadline, -1);
+  if (!messenger_->wait(*report.state(), deadline, -1)) {
+    // The timer of that moment may not have run yet.
+    step([&](rref::RRefProtocol& p) { p.end(messenger_->now()); });
+  }
   if (!report.ready() || report.value().clean) return;
   log(LogLevel::kWarning, "rref",
       "worker '" + messenger_->self().name + "' leaves " +
@@ -258,13 +274,17 @@ void RRefTable::drain(Deadline deadline) {
   }
 }
 
+void RRefTable::stop() {
+  step([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
+    last_values_.swap(values_);
+    p.end(messenger_->now());
+  });
+}
+
 void RRefTable::end() {
-  std::unordered_map<RRefId, std::shared_ptr<Result>> values;
-  std::unordered_map<rref::WaitId, Promise<void>> waits;
+  Values values;  // destroyed outside the lock
   MutexLock lock(mutex_);
-  ended_ = true;
-  values.swap(values_);
-  waits.swap(waits_);
+  values.swap(last_values_);
 }
 
 }  // namespace farspan

@@ -93,6 +93,7 @@ class RRefTable final : public WorkerRoom, public std::enable_shared_from_this<R
 
   // WorkerRoom
   void drain(Deadline deadline) override;
+  void stop() override;
   void end() override;
 
  private:
@@ -106,31 +107,37 @@ class RRefTable final : public WorkerRoom, public std::enable_shared_from_this<R
   template <class Fn>
   void step_quietly(Fn&& fn) noexcept;
   void perform(rref::Outbox out);
-  void set_timer(Deadline at);
+  void set_timer();
 
+  // serve.cc
+  class Making;
+  using Object = Future<std::shared_ptr<Result>>;
+  using Use = std::function<void(IncomingCall&, const Object&)>;
   void on_control(const agent::Request& request);
-  void serve_creation(agent::Request request);
-  void serve_call(agent::Request request);
-  void serve_fetch(agent::Request request);
-  void with_value(IncomingCall call, const RRefId& id,
-                  std::function<void(IncomingCall&, const std::shared_ptr<Result>&)> use);
-  void keep_when_ready(IncomingCall call, const RRefId& id, const std::shared_ptr<Result>& result);
-  void value_failed(const RRefId& id, const Error& why);
+  void serve_creation(IncomingCall call);
+  void serve_call(IncomingCall call);
+  void serve_fetch(IncomingCall call);
+  std::shared_ptr<Making> begin_making(int from, const rref::ForkData& wanted);
+  void make(IncomingCall& call, const Object& object, const std::shared_ptr<Making>& making);
+  void with_value(IncomingCall& call, const RRefId& id, Use use);
+  void run(IncomingCall& call, const Object& object, const Use& use) noexcept;
   void on_late_reply(int from, const wire::InFrame& reply);
 
   const std::weak_ptr<Worker> worker_;
+  Worker& host_;  // the same, for its own threads: it outlives them, and must not end on one
   const std::shared_ptr<agent::Messenger> messenger_;
   const WorkerRun self_;
   std::vector<WorkerRun> runs_;  // by rank; constant after listen()
 
   mutable Mutex mutex_;
   rref::RRefProtocol protocol_ FARSPAN_GUARDED_BY(mutex_);
-  std::unordered_map<RRefId, std::shared_ptr<Result>> values_ FARSPAN_GUARDED_BY(mutex_);
+  using Values = std::unordered_map<RRefId, std::shared_ptr<Result>>;
+  Values values_ FARSPAN_GUARDED_BY(mutex_);
+  Values last_values_ FARSPAN_GUARDED_BY(mutex_);  // after stop()
   std::unordered_map<rref::WaitId, Promise<void>> waits_ FARSPAN_GUARDED_BY(mutex_);
   std::optional<Promise<rref::DrainReport>> draining_ FARSPAN_GUARDED_BY(mutex_);
   agent::TimerId timer_ FARSPAN_GUARDED_BY(mutex_) = 0;
   Deadline timer_at_ FARSPAN_GUARDED_BY(mutex_);
-  bool ended_ FARSPAN_GUARDED_BY(mutex_) = false;
 };
 
 // Lets `fn` tell the protocol something, and does what comes of it.

@@ -29,6 +29,36 @@ TEST(RRefCreation, AValueMadeHereIsPendingUntilItIsSet) {
   net.expect_empty();
 }
 
+TEST(RRefCreation, WhatAWorkerAsksOfItselfIsMadeOnce) {
+  Cluster net(1);
+  const HandleId id = net[0].create(net.run(0), "int", net.now());
+  EXPECT_EQ(net[0].on_creation(net.run(0), id, "int", net.now()), Creation::kRun);
+  EXPECT_EQ(net[0].on_creation(net.run(0), id, "int", net.now()), Creation::kDuplicate);
+  // Expect: an answer that does not come changes nothing, its function runs.
+  net[0].creation_failed(id, Error(Code::kTimeout, "no answer in time"), net.now());
+  EXPECT_EQ(net[0].value(id.rref), Value::kPending);
+  net[0].value_set(id.rref, std::nullopt, net.now());
+  EXPECT_EQ(net[0].value(id.rref), Value::kReady);
+  net.drop(0, id);
+  EXPECT_TRUE(net.released(0, id));
+  net.expect_empty();
+}
+
+TEST(RRefCreation, WhatAWorkerAskedOfItselfInVainFails) {
+  Cluster net(2);
+  const HandleId id = net[0].create(net.run(0), "int", net.now());
+  const HandleId there = net.pass(id, 0, 1);
+  const WaitId wait = net[0].wait_value(net.run(1), id.rref, Deadline::never(), net.now());
+  net[0].creation_failed(id, Error(Code::kTimeout, "no answer in time"), net.now());
+  EXPECT_EQ(net.result(0, wait), Code::kTimeout);
+  EXPECT_EQ(net[0].on_creation(net.run(0), id, "int", net.now()), Creation::kGone);
+  net.drop(0, id);
+  net.drop(1, there);
+  net.deliver();
+  EXPECT_EQ(net[0].on_creation(net.run(0), id, "int", net.now()), Creation::kGone);
+  net.expect_empty();
+}
+
 TEST(RRefCreation, ARemoteValueLivesUntilItsCreatorDropsIt) {
   Cluster net(2);
   const HandleId id = net.make(0, 1);

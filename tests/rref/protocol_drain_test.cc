@@ -217,5 +217,25 @@ TEST(RRefCounters, AreExact) {
   net.expect_empty();
 }
 
+TEST(RRefEnd, EndsAllThatWaitsAndRefusesWhatComes) {
+  Cluster net(2);
+  const HandleId making = net[0].create(net.run(0), "int", net.now());
+  const HandleId ready = net[0].create_local("int"), used = net.make(0, 1);
+  const WaitId wait = net[0].wait_value(net.run(0), making.rref, Deadline::never(), net.now());
+  net[0].end(net.now());
+  EXPECT_EQ(net.result(0, wait), Code::kShutdown);
+  EXPECT_TRUE(net.released(0, ready));
+  EXPECT_FALSE(net.released(0, making));
+  EXPECT_TRUE(net.empty(0));
+  EXPECT_TRUE(net[0].wake_at().is_never());
+  EXPECT_EQ(net[0].failure_of(used)->code(), Code::kShutdown);
+  const WaitId late = net[0].wait_value(net.run(0), ready.rref, Deadline::never(), net.now());
+  EXPECT_EQ(net.result(0, late), Code::kShutdown);
+  EXPECT_EQ(code_of([&] { net[0].create_local("int"); }), Code::kShutdown);
+  // Expect: a value that is made all the same goes at once.
+  net[0].value_set(making.rref, std::nullopt, net.now());
+  EXPECT_TRUE(net.released(0, making));
+}
+
 }  // namespace
 }  // namespace farspan::rref::testing

@@ -62,6 +62,16 @@ TEST(RRefLoss, ALostWorkerKeepsItsHandlesForItsLease) {
   EXPECT_EQ(net[1].value(id.rref), Value::kReady);
 }
 
+TEST(RRefLoss, WhoIsHeardOfLateIsAnswered) {
+  Cluster net(2);
+  const HandleId id = net.make(0, 1);
+  net.lose(1, 0);
+  EXPECT_EQ(net.lose_wire(), 0u);
+  // Its last request, which had to wait for a thread: it may be no more.
+  net[1].wait_value(net.run(0), id.rref, Deadline::never(), net.now());
+  EXPECT_EQ(net.lose_wire(), 1u);
+}
+
 TEST(RRefLoss, ADeadUsersForksAreReclaimedAfterLeaseAndForkTimeout) {
   Cluster net(2);
   const HandleId id = net.make(0, 1);

@@ -1,0 +1,257 @@
+// The rules under test: rref/PROTOCOL.md where calls fail half-way and workers end, over real
+// connections.
+#include <farspan/farspan.h>
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <thread>
+
+#include <farspan/rpc/init/rooms.h>
+
+#include "support/agents.h"
+#include "support/workers.h"
+
+namespace farspan::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+struct Part {
+  Part() { ++alive; }
+  ~Part() { --alive; }
+  std::shared_ptr<Part> another() { return std::make_shared<Part>(); }
+  int64_t number() { return 7; }
+  static std::atomic<int> alive;
+};
+std::atomic<int> Part::alive{0};
+using PartRef = RRef<std::shared_ptr<Part>>;
+
+// What functions wait for, until the test opens it.
+Promise<void> gate;
+
+std::shared_ptr<Part> make_part() { return std::make_shared<Part>(); }
+Future<std::shared_ptr<Part>> make_part_later() {
+  return gate.future().then([] { return std::make_shared<Part>(); });
+}
+std::shared_ptr<Part> fail_later() {
+  gate.future().wait();
+  throw std::runtime_error("no parts");
+}
+std::shared_ptr<Part> join_parts(const PartRef&, const PartRef&) { return make_part(); }
+std::shared_ptr<Part> numbered_part(const PartRef&, int64_t) { return make_part(); }
+int64_t count_parts(const PartRef&, const PartRef&) { return 2; }
+std::vector<PartRef> good_and_bad() { return {PartRef(make_part()), PartRef()}; }
+void await_part(const PartRef& ref) { ref.local_value(); }
+std::atomic<int> counting{0};
+Future<int64_t> count_later() {
+  ++counting;
+  return gate.future().then([]() -> int64_t { return 1; });
+}
+FARSPAN_REGISTER(make_part, make_part_later, fail_later, join_parts, numbered_part, count_parts,
+                 good_and_bad, await_part, count_later);
+FARSPAN_REGISTER_METHODS(Part, another, number);
+
+// Converts to an argument, or fails to.
+struct Unwilling {
+  operator int64_t() const { throw std::runtime_error("not convertible"); }  // NOLINT
+};
+
+size_t held(Workers& workers) {
+  size_t count = 0;
+  for (int rank = 0; rank < workers.count(); ++rank) {
+    const auto c = RRefTable::of(workers[rank]).counters();
+    count += c.owned + c.users + c.forks + c.pending_children;
+  }
+  return count;
+}
+
+class RRefFailureTest : public ::testing::Test {
+ protected:
+  RRefFailureTest() {
+    gate = {};
+    for (int rank = 0; rank < workers.count(); ++rank) furnish(workers[rank]);
+  }
+  // Each test ends with every value released and nothing pending.
+  void TearDown() override {
+    const Deadline deadline = Deadline::after(seconds(10));
+    while (held(workers) > 0 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(2));
+    EXPECT_EQ(held(workers), 0u);
+    for (int rank = 0; rank < workers.count(); ++rank) {
+      for (const auto& line : RRefTable::of(workers[rank]).holdings()) ADD_FAILURE() << line;
+    }
+    EXPECT_EQ(Part::alive, 0);
+  }
+  Workers workers{{.count = 2, .transport = "unix", .settings = {}, .reactor = {}}};
+};
+
+template <class Fn>
+Code code_of(Fn&& fn) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    return e.code();
+  }
+  return Code::kOk;
+}
+
+// ---- messages that are never sent ----
+
+TEST_F(RRefFailureTest, ACallThatCannotBeWrittenTakesItsReferencesBack) {
+  const auto theirs = workers[0].remote("w1", make_part);
+  const PartRef ours(workers[0], make_part());
+  for (const PartRef& good : {theirs, ours}) {
+    EXPECT_THROW(workers[0].rpc_sync("w1", count_parts, good, PartRef()), Error);
+    EXPECT_THROW(workers[0].rpc_sync("w0", count_parts, good, PartRef()), Error);
+    EXPECT_THROW(workers[0].remote("w1", join_parts, good, PartRef()), Error);
+  }
+}
+
+TEST_F(RRefFailureTest, AResultThatCannotTravelTakesItsReferencesBack) {
+  EXPECT_THROW(workers[0].rpc_sync("w1", good_and_bad), Error);
+}
+
+TEST_F(RRefFailureTest, ACreationThatIsNeverSentLeavesNothing) {
+  const auto theirs = workers[0].remote("w1", make_part);
+  for (int to = 0; to < 2; ++to) {
+    EXPECT_THROW(workers[0].remote(to, join_parts, theirs, PartRef()), Error);
+    EXPECT_THROW(workers[0].remote(to, numbered_part, theirs, Unwilling()), std::exception);
+  }
+}
+
+// ---- values that are never made ----
+
+TEST_F(RRefFailureTest, WhatAMethodOfAFailedValueWasToMakeFails) {
+  for (int to = 0; to < 2; ++to) {
+    gate = {};
+    const auto failed = workers[0].remote(to, fail_later);
+    const auto next = failed.remote(&Part::another);
+    const auto last = next.remote(&Part::another);
+    const auto use = last.rpc_async(&Part::number);
+    gate.set_value();
+    ASSERT_TRUE(use.wait_for(seconds(10)));
+    ASSERT_TRUE(use.has_error());
+    EXPECT_NE(std::string(use.error().what()).find("no parts"), std::string::npos);
+  }
+}
+
+// ---- ends ----
+
+TEST_F(RRefFailureTest, WaitsForAValueEndWithTheWorker) {
+  const auto worker = workers.share(0);
+  const auto pending = worker->remote("w0", make_part_later);
+  const PartRef ready(*worker, make_part());
+  std::thread waits([&] {
+    EXPECT_EQ(code_of([&] { pending.local_value(CallOptions{.timeout = kNoTimeout}); }),
+              Code::kShutdown);
+  });
+  while (RRefTable::of(*worker).counters().waits == 0) std::this_thread::yield();
+  worker->shutdown(/*graceful=*/false);
+  waits.join();
+  EXPECT_EQ(code_of([&] { pending.local_value(); }), Code::kShutdown);
+  EXPECT_EQ(code_of([&] { ready.local_value(); }), Code::kShutdown);
+  gate.set_value();
+}
+
+TEST_F(RRefFailureTest, AShutdownThatWaitsForOthersEndsWithTheWorker) {
+  const auto worker = workers.share(0);
+  std::thread polite([&] { EXPECT_EQ(code_of([&] { worker->shutdown(); }), Code::kShutdown); });
+  while (workers[1].counters().connections == 0) std::this_thread::yield();  // it has asked
+  worker->shutdown(/*graceful=*/false);
+  polite.join();
+}
+
+TEST_F(RRefFailureTest, AFunctionThatWaitsForAValueDoesNotHoldUpTheEnd) {
+  const auto worker = workers.share(1);
+  const auto pending = worker->remote("w1", make_part_later);
+  const auto call =
+      worker->rpc_async("w1", CallOptions{.timeout = kNoTimeout}, await_part, pending);
+  while (RRefTable::of(*worker).counters().waits == 0) std::this_thread::yield();
+  worker->shutdown(/*graceful=*/false);
+  EXPECT_TRUE(call.has_error());
+  gate.set_value();
+}
+
+TEST_F(RRefFailureTest, AValueThatComesAfterTheEndGoes) {
+  const auto made = workers[0].remote("w1", make_part_later);
+  const auto counted = workers[0].rpc_async("w1", count_later);
+  const auto fetched = made.rpc_async(&Part::number);
+  while (RRefTable::of(workers[1]).counters().waits == 0) std::this_thread::yield();
+  workers[1].shutdown(/*graceful=*/false);
+  EXPECT_TRUE(counted.wait_for(seconds(10)) && counted.has_error());
+  EXPECT_TRUE(fetched.wait_for(seconds(10)) && fetched.has_error());
+  gate.set_value();
+}
+
+// Two workers of which the test holds the only handles.
+struct Pair {
+  Pair() {
+    gate = {};
+    for (int rank = 0; rank < 2; ++rank) {
+      const std::shared_ptr<agent::Messenger> messenger(std::shared_ptr<void>(), &agents[rank]);
+      workers.push_back(Worker::make(messenger, {}));
+      workers.back()->set_stop([this, rank] { agents[rank].stop(); });
+      furnish(*workers.back());
+    }
+  }
+  Agents agents;
+  std::vector<std::shared_ptr<Worker>> workers;
+};
+
+TEST(RRefEnd, ARequestThatIsServedWhileTheWorkerGoesFails) {
+  Pair pair;
+  const auto made = pair.workers[0]->remote("w1", make_part_later);
+  const auto use = made.rpc_async(&Part::number);
+  while (RRefTable::of(*pair.workers[1]).counters().waits == 0) std::this_thread::yield();
+  pair.workers[1]->set_stop([&] {
+    gate.set_value();
+    EXPECT_TRUE(use.wait_for(seconds(10)));
+    pair.agents[1].stop();
+  });
+  pair.workers[1] = nullptr;
+  EXPECT_TRUE(use.has_error());
+}
+
+TEST(RRefEnd, AResultThatComesWhenTheWorkerIsGoneIsDropped) {
+  Pair pair;
+  counting = 0;
+  const auto made = pair.workers[0]->remote("w1", make_part_later);
+  const auto counted = pair.workers[0]->rpc_async("w1", count_later);
+  while (counting == 0 || RRefTable::of(*pair.workers[1]).counters().owned == 0) {
+    std::this_thread::yield();
+  }
+  pair.workers[1] = nullptr;
+  gate.set_value();
+  EXPECT_TRUE(counted.wait_for(seconds(10)) && counted.has_error());
+  EXPECT_EQ(Part::alive, 0);
+}
+
+// ---- timers ----
+
+// Whoever performs what came of an earlier event last must not take a later one's timer away.
+TEST_F(RRefFailureTest, EveryWaitHasItsTimer) {
+  RRefTable& table = RRefTable::of(workers[0]);
+  const auto pending = workers[0].remote("w0", make_part_later);
+  const RRefId id = pending.handle()->id().rref;
+  constexpr int kRounds = 1000;
+  std::barrier<> round(2);
+  std::thread other([&] {
+    for (int i = 0; i < kRounds; ++i) {
+      round.arrive_and_wait();
+      PartRef(workers[0], nullptr);
+    }
+  });
+  int stuck = 0;
+  for (int i = 0; i < kRounds; ++i) {
+    round.arrive_and_wait();
+    const auto value = table.local_value(id, 0, Deadline::after(std::chrono::microseconds(300)));
+    stuck += !value.wait_for(seconds(2));
+  }
+  other.join();
+  EXPECT_EQ(stuck, 0);
+  gate.set_value();
+}
+
+}  // namespace
+}  // namespace farspan::testing
