@@ -73,12 +73,7 @@ auto RRef<T>::remote(const CallOptions& options, M method, Args&&... args) const
   live().table().check(*handle_);
   const Function& function = registered_method<Object>(method);
   return rref::make_remote<result_of_t<M>>(
-<<<<<<< HEAD
-      *worker(), rref_id().owner.rank, options, function, rref_id(), [&](OutgoingCall& call) {
-=======
-      *worker(), handle_->id().rref.owner.rank, options, function, handle_,
-      [&](OutgoingCall& call) {
->>>>>>> 113361b (Take back references whose message is never sent, fail values that are never made, keep a value until its method has run; end what waits for references with the worker; stress references with faults over whole workers)
+      *worker(), rref_id().owner.rank, options, function, handle_, [&](OutgoingCall& call) {
         write_arguments<M>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
       });
 }
