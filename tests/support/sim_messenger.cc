@@ -100,7 +100,6 @@ void SimMessenger::handle(wire::Kind kind, Run run, Handler handler) {
 void SimMessenger::call(int to, wire::OutFrame& frame, Deadline deadline,
                         std::shared_ptr<agent::ReplyHandler> handler, bool /*will_wait*/) {
   ++counters_.calls_sent;
-  ++counters_.requests_sent;
   if (frame.header.chain == 0) frame.header.chain = (uint64_t(rank_ + 1) << 48) | ++last_chain_;
   if (!alive()) {
     return handler->on_error(Error(Code::kShutdown, "this worker has been shut down"));
@@ -122,14 +121,16 @@ void SimMessenger::call(int to, wire::OutFrame& frame, Deadline deadline,
     const auto left = std::chrono::ceil<Micros>(deadline.remaining(world.now())).count();
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
   }
+  ++line->requests_sent;
   send_on(*line, frame);
 }
 
 void SimMessenger::post(int to, wire::OutFrame& frame) {
   frame.header.flags |= wire::kOneWay;
-  if (frame.header.kind != wire::Kind::kShutdown) ++counters_.requests_sent;
   if (!alive() || to < 0 || to >= network_->size()) return;
-  send_on(*line_to(to), frame);
+  const LinePtr line = line_to(to);
+  line->requests_sent += frame.header.kind != wire::Kind::kShutdown;
+  send_on(*line, frame);
 }
 
 SimMessenger::LinePtr SimMessenger::line_to(int peer) {
@@ -230,7 +231,11 @@ std::vector<wire::FunctionRecord> SimMessenger::functions_of(int rank) const {
 
 agent::MessengerCounters SimMessenger::counters() const {
   agent::MessengerCounters counters = counters_;
-  for (const auto& [peer, line] : lines_) counters.in_flight += line->pending.count();
+  for (const auto& [peer, line] : lines_) {
+    counters.in_flight += line->pending.count();
+    counters.requests_sent += line->requests_sent;
+    counters.requests_received += line->requests_received;
+  }
   if (!alive()) return counters;
   counters.connections = network_->open_lines(rank_);
   counters.threads = network_->scheduler().waiting_threads(life_);
@@ -241,7 +246,9 @@ void SimMessenger::on_request(int from, int epoch, wire::InFrame&& frame) {
   if (frame.header.kind == wire::Kind::kGoodbye || frame.header.kind == wire::Kind::kPong) return;
   if (frame.header.kind == wire::Kind::kPing) return send_sign(from, wire::Kind::kPong);
   counters_.calls_received += !(frame.header.flags & wire::kOneWay);
-  counters_.requests_received += frame.header.kind != wire::Kind::kShutdown;
+  if (network_->epoch_seen(rank_, from) == epoch) {
+    line_to(from)->requests_received += frame.header.kind != wire::Kind::kShutdown;
+  }
   SimScheduler& world = network_->scheduler();
   Deadline deadline;
   if (frame.header.remaining_us > 0) {

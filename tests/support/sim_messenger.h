@@ -74,6 +74,7 @@ class SimMessenger final : public agent::Messenger,
     agent::Heartbeat heartbeat;
     agent::Heartbeat::Traffic traffic;
     bool watched = false;
+    uint64_t requests_sent = 0, requests_received = 0;
   };
   using LinePtr = std::shared_ptr<Line>;
 
