@@ -12,6 +12,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/store/generation.h>
 #include <farspan/c10d/store/prefix_store.h>
 #include <farspan/c10d/store/rendezvous.h>
@@ -210,7 +211,9 @@ void shutdown(bool graceful) {
   std::shared_ptr<Worker> worker;
   {
     MutexLock lock(own_worker().mutex);
-    worker = std::exchange(own_worker().worker, nullptr);
+    worker = own_worker().worker;
+    // What the worker runs is refused below, and the process keeps its worker.
+    if (!net::on_reactor_thread()) own_worker().worker = nullptr;
   }
   if (!worker) {
     throw Error(Code::kInvalidArgument, "this process is no worker of a job")

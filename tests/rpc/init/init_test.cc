@@ -21,7 +21,8 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 std::string name_here() { return current_worker().name(); }
-FARSPAN_REGISTER(name_here);
+void leave_from_inside() { shutdown(); }
+FARSPAN_REGISTER(name_here, leave_from_inside);
 
 int64_t only_here(int64_t x) { return x; }
 int64_t differs(int64_t x) { return x; }
@@ -138,6 +139,24 @@ TEST(InitRpc, OptionsComeBeforeTheEnvironment) {
   options.init_method = "tcp://127.0.0.1:0";
   EXPECT_EQ(init_rpc("w", options)->rank(), 0);
   EXPECT_EQ(current_worker().world_size(), 1);
+  EXPECT_EQ(rpc_sync("w", name_here), "w");
+  shutdown();
+}
+
+TEST(InitRpc, WhatAWorkerRunsCannotShutItDown) {
+  const LaunchVariables set({});
+  WorkerOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = std::make_shared<dist::HashStore>();
+  init_rpc("w", options);
+  try {
+    rpc_sync("w", leave_from_inside);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::kInvalidArgument);
+    EXPECT_THAT(e.what(), HasSubstr("cannot be shut down by what it runs"));
+  }
   EXPECT_EQ(rpc_sync("w", name_here), "w");
   shutdown();
 }
