@@ -122,9 +122,9 @@ requires(!std::is_same_v<Fn, Builtin>) auto rpc_sync(const WorkerTarget& to,
 
 // The same without waiting for the answer. The error, if any, is in the Future.
 // It BLOCKS while calls to that worker that are unanswered, or not sent yet, hold
-// WorkerOptions::max_in_flight_bytes: until there is room, behind the calls that came before. At
-// the call's deadline it returns, and the Future holds kTimeout. Within a function that another
-// worker called it waits only for what is not sent yet.
+// WorkerOptions::max_in_flight_bytes: until there is room, and, unless it is small, behind the
+// calls that came before. At the call's deadline it returns, and the Future holds kTimeout. Within
+// a function that another worker called it waits only for what is not sent yet.
 //   throws   Error kNotRegistered, kInvalidArgument: what is known at once
 template <class Fn, class... Args>
 requires(!std::is_same_v<Fn, CallOptions> &&
