@@ -219,9 +219,10 @@ Future<std::shared_ptr<Result>> RRefTable::local_value(const RRefId& id, int req
   Promise<void> made;
   {
     MutexLock lock(mutex_);
-    if (ended_) throw has_ended();  // the values are gone
     if (protocol_.value(id) == rref::RRefProtocol::Value::kReady) {
-      return make_ready_future(values_.at(id));
+      const auto value = values_.find(id);
+      if (value == values_.end()) throw has_ended();
+      return make_ready_future(value->second);
     }
   }
   step([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
