@@ -66,8 +66,8 @@ OptimRoom::OptimRoom(Worker& worker)
         return at < workers.size() ? workers[at].name : "rank " + std::to_string(rank);
       }) {}
 
-// What ends something is told in frames without an answer: no deadline of the call that happens to be
-// served, and no lack of threads, may keep it back.
+// What ends something is told in frames without an answer: no deadline of the call that happens to
+// be served, and no lack of threads, may keep it back.
 void OptimRoom::listen() {
   messenger_->handle(wire::Kind::kOptimizer, agent::Messenger::Run::kInline,
                      [weak = weak_from_this()](agent::Request request) {

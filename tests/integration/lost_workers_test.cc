@@ -83,8 +83,7 @@ TEST_P(Gone, ABackwardPassThatIsUnderWayFails) {
   Code code = Code::kOk;
   const auto end = world.start("w0", [&] {
     Context context;
-    const Tensor loss =
-        rpc_sync("w1", slow_backward, at::ones({2}).requires_grad_(), 60'000).sum();
+    const Tensor loss = rpc_sync("w1", slow_backward, at::ones({2}).requires_grad_(), 60'000).sum();
     code = code_of([&] { context.backward({loss}); });
   });
   world.advance(seconds(1));

@@ -124,8 +124,7 @@ TEST_F(ConsistentWorld, AStepEndsThoughTheCallThatItIsPartOfHasTimedOut) {
   start(world, 0, false);
   CurrentWorker current(world["w4"]);
   const auto call = rpc_async("w3", CallOptions{.timeout = seconds(1)}, train_once);
-  ASSERT_TRUE(
-      world.run_until([&] { return OptimRoom::of(world["w0"])->counters().steps == 1; }));
+  ASSERT_TRUE(world.run_until([&] { return OptimRoom::of(world["w0"])->counters().steps == 1; }));
   world.network().clog("w3", "w1");
   world.advance(seconds(5));
   world.network().unclog("w3", "w1");
