@@ -34,6 +34,10 @@ void AutogradRoom::step(Fn&& fn, const Gradients* gradients) {
   {
     MutexLock lock(mutex_);
     fn(protocol_, actions);
+    // Now, since another thread may be ending the walk that these wait for, and feed them next.
+    for (const PassAction& action : actions) {
+      if (const auto* kept = std::get_if<Keep>(&action)) keep(*kept, gradients);
+    }
   }
   perform(std::move(actions), gradients);
 }
@@ -84,18 +88,17 @@ std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_of(const PassId& pass, 
   return run;
 }
 
+// Under mutex_.
 void AutogradRoom::keep(const Keep& action, const Gradients* gradients) {
-  const auto pass = run_or_make(action.pass);
-  if (!pass || !gradients) return;
+  const auto known = contexts_.find(action.pass.context);
+  if (known == contexts_.end() || !gradients) return;
+  auto& pass = passes_[action.pass];
+  if (!pass) pass = std::make_shared<PassRun>(action.pass, known->second.context);
   MutexLock lock(pass->mutex);
   pass->kept[action.send] = *gradients;
 }
 
 void AutogradRoom::perform(PassActions actions, const Gradients* gradients) {
-  // First of all, since a walk may already lead to what is kept being asked for.
-  for (const PassAction& action : actions) {
-    if (const auto* kept = std::get_if<Keep>(&action)) keep(*kept, gradients);
-  }
   for (const PassAction& action : actions) {
     std::visit(Overloaded{
                    [&](const Walk& a) { walk(a); },
@@ -106,7 +109,7 @@ void AutogradRoom::perform(PassActions actions, const Gradients* gradients) {
                      run(pass);
                    },
                    [&](const Send& a) { send(a, gradients); },
-                   [](const Keep&) {},
+                   [](const Keep&) {},  // has been: step()
                    [&](const Feed& a) { feed(a, gradients); },
                    [&](const Retire& a) { retire(a.pass); },
                    [&](const Cancel& a) {

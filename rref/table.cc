@@ -253,6 +253,12 @@ void RRefTable::drop(const HandleId& id) noexcept {
 }
 
 void RRefTable::drain(Deadline deadline) {
+  if (log_enabled(LogLevel::kInfo)) {  // what the program has not let go of
+    for (const std::string& one : holdings()) {
+      log(LogLevel::kInfo, "rref",
+          "worker '" + messenger_->self().name + "' shuts down while it holds " + one);
+    }
+  }
   Promise<rref::DrainReport> promise;
   const bool begun = step([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
     if (p.drained()) return false;
@@ -269,7 +275,9 @@ void RRefTable::drain(Deadline deadline) {
   if (!report.ready() || report.value().clean) return;
   log(LogLevel::kWarning, "rref",
       "worker '" + messenger_->self().name + "' leaves " +
-          std::to_string(report.value().leak_count) + " remote references behind");
+          std::to_string(report.value().leak_count) + " remote references behind, and " +
+          std::to_string(report.value().unheard) +
+          " messages about references that nobody has acknowledged");
   for (const rref::Leak& leak : report.value().leaks) {
     log(LogLevel::kWarning, "rref", describe(leak));
   }

@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -36,6 +37,7 @@ class OneProcess final : public Cluster {
 
   Worker& driver() override { return workers_[0]; }
   void shutdown() override {
+    down_ = true;
     std::vector<std::thread> others;
     std::vector<std::exception_ptr> failures(static_cast<size_t>(workers_.count()));
     const auto shut = [&](int rank) {
@@ -52,14 +54,19 @@ class OneProcess final : public Cluster {
       if (failure) std::rethrow_exception(failure);
     }
   }
-  void leave() override { workers_[0].shutdown(false); }
+  void leave() override {
+    down_ = true;
+    workers_[0].shutdown(false);
+  }
   void kill(int) override { cannot("kill"); }
   void freeze(int) override { cannot("freeze"); }
   void thaw(int) override { cannot("thaw"); }
+  bool serves(int) const override { return !down_; }
 
  private:
   Workers workers_;
   const CurrentWorker current_;
+  bool down_ = false;
 };
 
 class Simulated final : public Cluster {
@@ -78,6 +85,9 @@ class Simulated final : public Cluster {
   void kill(int rank) override { world_.kill(name_of(rank)); }
   void freeze(int rank) override { world_.network().freeze(name_of(rank)); }
   void thaw(int rank) override { world_.network().thaw(name_of(rank)); }
+  bool serves(int rank) const override {
+    return world_.network().alive(0) && world_.network().alive(rank);
+  }
 
  private:
   static std::string name_of(int rank) { return "w" + std::to_string(rank); }
@@ -157,10 +167,12 @@ class Processes final : public Cluster {
   }
   void kill(int rank) override {
     whole_ = false;
+    killed_.insert(rank);
     at(rank).signal(SIGKILL);
   }
   void freeze(int rank) override { at(rank).signal(SIGSTOP); }
   void thaw(int rank) override { at(rank).signal(SIGCONT); }
+  bool serves(int rank) const override { return !down_ && !killed_.contains(rank); }
 
  private:
   Process& at(int rank) { return *others_.at(static_cast<size_t>(rank - 1)); }
@@ -168,6 +180,7 @@ class Processes final : public Cluster {
   const std::shared_ptr<dist::TcpStoreServer> store_;
   std::vector<std::unique_ptr<Process>> others_;
   std::shared_ptr<Worker> worker_;
+  std::set<int> killed_;
   bool whole_ = true;  // every worker lives
   bool down_ = false;
 };

@@ -39,6 +39,9 @@ class Cluster {
   virtual void kill(int rank) = 0;
   virtual void freeze(int rank) = 0;
   virtual void thaw(int rank) = 0;
+
+  // Neither killed nor shut down; nobody does once w0 has left.
+  virtual bool serves(int rank) const = 0;
 };
 
 struct ClusterKind {

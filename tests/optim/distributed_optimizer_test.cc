@@ -10,12 +10,14 @@
 
 #include <algorithm>
 #include <future>
+#include <set>
 #include <thread>
 
 #include <farspan/autograd/room.h>
 #include <farspan/rpc/init/rooms.h>
 
 #include "optim/layers.h"
+#include "support/held.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -47,23 +49,9 @@ class DistributedOptimizerTest : public ::testing::Test {
     for (int rank = 0; rank < workers.count(); ++rank) furnish(workers[rank]);
     for (int owner = 0; owner < 3; ++owner) layers.push_back(std::make_shared<Layer>(owner));
   }
-  // Each test ends with nobody inside the gate, and no context anywhere.
+  // Each test ends with nobody inside the gate, and no context and no reference anywhere.
   void TearDown() override {
-    const Deadline deadline = Deadline::after(seconds(10));
-    const auto left = [&] {
-      const auto gate = OptimRoom::of(workers[0])->counters();
-      size_t count = gate.contexts + gate.entries + gate.steps;
-      for (int rank = 0; rank < workers.count(); ++rank) {
-        count += AutogradRoom::of(workers[rank])->counters().contexts;
-      }
-      return count;
-    };
-    while (!stopped && left() > 0 && !deadline.expired()) {
-      std::this_thread::sleep_for(milliseconds(2));
-    }
-    if (!stopped) {
-      EXPECT_EQ(left(), 0u);
-    }
+    expect_nothing_held(workers, stopped);
     layers.clear();
   }
   // Runs `program` as worker `rank`, on a thread of its own.
@@ -75,7 +63,7 @@ class DistributedOptimizerTest : public ::testing::Test {
     });
   }
   Workers workers{{.count = 6, .transport = "loopback", .settings = {}, .reactor = {}}};
-  bool stopped = false;  // some worker was
+  std::set<int> stopped;
 };
 
 constexpr int kSteps = 500, kTrainers = 3, kFirstTrainer = 3;
@@ -116,8 +104,15 @@ TYPED_TEST_SUITE(ThreeTrainers, Optimizers);
 TYPED_TEST(ThreeTrainers, HogwildStepsNeverThrow) {
   const auto log = train_all<TypeParam>(this->workers, 2, this->options(), {});
   EXPECT_EQ(log.size(), static_cast<size_t>(kTrainers * kSteps));
-  for (const Tensor& w : layers[0]->weights)
-    EXPECT_TRUE(at::isfinite(w).all().template item<bool>());
+  for (const int owner : {0, 1}) {
+    const Layer untrained(owner);
+    for (size_t p = 0; p < 2; ++p) {
+      const Tensor& w = layers[static_cast<size_t>(owner)]->weights[p];
+      EXPECT_TRUE(at::isfinite(w).all().template item<bool>());
+      // Expect: every single weight has moved.
+      EXPECT_TRUE(w.ne(untrained.weights[p]).all().template item<bool>()) << w;
+    }
+  }
 }
 
 TYPED_TEST(ThreeTrainers, ConsistentStepsEqualASerialReplay) {
@@ -323,7 +318,7 @@ TEST_F(Errors, OfAllOwnersThatAreGoneAreInOne) {
   DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1));
   Context context;
   context.backward({model.loss(batch(3, 0))});
-  stopped = true;
+  stopped = {1, 2};
   workers.agent(1).stop();
   workers.agent(2).stop();
   try {

@@ -20,6 +20,7 @@
 #include <farspan/rpc/init/rooms.h>
 
 #include "autograd/local_pass.h"
+#include "support/held.h"
 #include "support/workers.h"
 
 namespace farspan::testing {

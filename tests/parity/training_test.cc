@@ -65,6 +65,7 @@ void expect_same_training(const Case& c, const Options& options) {
   parts_on_loan = net.parts;
   Workers workers({.count = c.workers, .transport = c.transport, .settings = {}, .reactor = {}});
   for (int rank = 0; rank < c.workers; ++rank) furnish(workers[rank]);
+  const NothingHeldAfter all(workers);
   CurrentWorker trainer(workers[0]);
 
   std::vector<RRef<std::shared_ptr<Part>>> parts;
@@ -127,6 +128,7 @@ TEST(TrainingOfOneWeight, UsedInManyCallsIsTheSameBits) {
   parts_on_loan = {cell};
   Workers workers({.count = 2, .transport = "loopback", .settings = {}, .reactor = {}});
   for (int rank = 0; rank < 2; ++rank) furnish(workers[rank]);
+  const NothingHeldAfter all(workers);
   CurrentWorker trainer(workers[0]);
   const auto there = remote(1, lend_part, int64_t{0});
   for (int round = 0; round < 50; ++round) {
@@ -190,6 +192,7 @@ class PitfallsAcrossWorkers : public ::testing::Test {
     for (int rank = 0; rank < 2; ++rank) furnish(workers_[rank]);
     at::manual_seed(5);
   }
+  void TearDown() override { expect_nothing_held(workers_); }
   // `use` gets a way to call: there, or here.
   template <class Use>
   void expect_same_as_here(const at::Tensor& leaf, Use use) {

@@ -71,6 +71,7 @@ class World {
   Faults& faults() noexcept { return network_->faults(); }
   // Partitions, clogs, frozen workers, broken lines: on the network itself.
   SimNetwork& network() noexcept { return *network_; }
+  const SimNetwork& network() const noexcept { return *network_; }
   void kill(const std::string& name, Sent sent = Sent::kArrives) { network_->kill(name, sent); }
   // A new life of the worker, with new rooms. What the old one held stays until the World ends.
   Worker& restart(const std::string& name);

@@ -86,6 +86,19 @@ TEST(World, TimeoutsCostVirtualTimeOnly) {
   EXPECT_EQ(world.now() - begun, seconds(100));
 }
 
+TEST(World, WithoutATimeoutOfItsOwnACallHasAMinute) {
+  World world;
+  const TimePoint begun = world.now();
+  const auto call = world["w0"].rpc_async("w1", wait_in_world, int64_t{1'000'000});
+  world.advance(seconds(60) - milliseconds(1));
+  EXPECT_FALSE(call.ready());
+  world.advance(milliseconds(1));
+  ASSERT_TRUE(call.has_error());
+  EXPECT_EQ(call.error().code(), Code::kTimeout);
+  EXPECT_EQ(call.error().elapsed(), seconds(60));
+  EXPECT_EQ(world.now() - begun, seconds(60));
+}
+
 TEST(World, AKilledWorkerFailsItsCallersByName) {
   World world;
   const auto call = world["w0"].rpc_async("w1", wait_in_world, int64_t{1000});

@@ -155,6 +155,19 @@ TEST_P(AgentTest, NestsToDepthTwoHundred) {
 }
 
 TEST_P(AgentTest, NestsToDepthTwentyFromSixtyFourAtOnce) {
+  Agents agents(options());
+  ping_pong(agents, 0);
+  ping_pong(agents, 1);
+  std::vector<Future<wire::InFrame>> futures;
+  for (int i = 0; i < 64; ++i) futures.push_back(agents.call(0, 1, words(1, 20).span()));
+  for (auto& future : futures) {
+    ASSERT_TRUE(future.wait_for(seconds(60))) << "deadlock";
+    ASSERT_FALSE(future.has_error()) << future.error().what();
+    EXPECT_EQ(word_at(future.value().meta, 0), 20u);
+  }
+}
+
+TEST_P(AgentTest, WithFewThreadsDeepCallsAreAnsweredOrTurnedAway) {
   AgentsOptions few = options();
   few.max_threads = 64;  // 640 nested calls on each side: most run on their own chain's threads
   Agents agents(few);

@@ -1,8 +1,12 @@
 // The rules under test: rpc/wire/WIRE.md, "One connection for two workers". An agent dials while
 // the other side, played by hand, dials as well.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include <farspan/rpc/agent/agent.h>
@@ -152,6 +156,69 @@ TEST_P(DialTest, WhoAnswersForAnotherIsNotTakenForIt) {
   ASSERT_TRUE(answer.wait_for(Millis(20'000)));
   ASSERT_TRUE(answer.has_error());
   EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
+}
+
+// Two agents that may use unix sockets and tcp; `change` may change what each knows of the other.
+class RouteTest : public ::testing::Test {
+ protected:
+  void connect(const std::function<void(std::string& endpoint)>& change) {
+    for (int rank = 0; rank < 2; ++rank) {
+      agent::AgentOptions options;
+      options.self = {"w" + std::to_string(rank), rank};
+      options.generation = "g1";
+      options.transports = {"unix", "tcp"};
+      agents_[rank] = std::make_unique<agent::Agent>(options);
+      agents_[rank]->handle(wire::Kind::kCall, agent::Messenger::Run::kAsTask,
+                            [](agent::Request request) { request.reply({}); });
+    }
+    std::vector<agent::PeerRecord> records{agents_[0]->record(), agents_[1]->record()};
+    for (agent::PeerRecord& record : records) {
+      for (std::string& endpoint : record.endpoints) change(endpoint);
+    }
+    for (const auto& agent : agents_) agent->set_workers(records);
+    for (const int rank : {0, 1}) {
+      auto answer = std::make_shared<Answer>();
+      wire::OutFrame frame;
+      agents_[rank]->call(1 - rank, frame, Deadline::after(seconds(20)), answer, false);
+      ASSERT_TRUE(answer->future().wait_for(Millis(20'000)));
+      ASSERT_FALSE(answer->future().has_error()) << answer->future().error().what();
+    }
+  }
+  void TearDown() override {
+    for (const auto& agent : agents_) agent->stop();
+  }
+  std::unique_ptr<agent::Agent> agents_[2];
+};
+
+TEST_F(RouteTest, OnOneHostIsAUnixSocket) {
+  connect([](std::string&) {});
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(agents_[rank]->route_to(1 - rank), ::testing::StartsWith("unix"));
+  }
+}
+
+TEST_F(RouteTest, BetweenHostsIsTcp) {
+  int unix_endpoints = 0;
+  connect([&](std::string& endpoint) {
+    const auto host = endpoint.find(";host=");
+    if (host == std::string::npos) return;
+    ++unix_endpoints;
+    endpoint.replace(host, std::string::npos, ";host=another/1");
+  });
+  EXPECT_EQ(unix_endpoints, 2);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(agents_[rank]->route_to(1 - rank), ::testing::StartsWith("tcp"));
+  }
+}
+
+TEST_F(RouteTest, IsTcpAlsoWhereNobodyIsFoundAtTheUnixSocket) {
+  connect([](std::string& endpoint) {
+    const auto host = endpoint.find(";host=");
+    if (host != std::string::npos) endpoint.insert(host, "-gone");
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(agents_[rank]->route_to(1 - rank), ::testing::StartsWith("tcp"));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DialTest, ::testing::Values(0, 1),

@@ -161,6 +161,19 @@ TEST(InitRpc, WhatAWorkerRunsCannotShutItDown) {
   shutdown();
 }
 
+TEST(InitRpc, ACallHasAMinuteUnlessTheOptionsSayOtherwise) {
+  const LaunchVariables set({});
+  WorkerOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = std::make_shared<dist::HashStore>();
+  EXPECT_EQ(init_rpc("w", options)->rpc_timeout(), 60s);
+  shutdown();
+  options.rpc_timeout = 5s;
+  EXPECT_EQ(init_rpc("w", options)->rpc_timeout(), 5s);
+  shutdown();
+}
+
 TEST(InitRpc, AGivenStoreIsUsedAndMayBeUsedAgain) {
   const LaunchVariables set({});
   WorkerOptions options;

@@ -1,0 +1,125 @@
+// How passes and contexts end that do not end well.
+#include "integration/autograd_suite.h"
+
+#include <farspan/autograd/room.h>
+
+namespace farspan::testing {
+namespace {
+
+using at::Tensor;
+using dist_autograd::Context;
+using dist_autograd::PassMode;
+using ::testing::HasSubstr;
+
+Tensor fails_backward(const Tensor& x) {
+  Tensor y = x * 2;
+  y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("this hook fails"); });
+  return y * 3;
+}
+Tensor waits_backward(const Tensor& x) {
+  Tensor y = x * 2;
+  y.register_hook([](const Tensor& gradient) -> Tensor {
+    pass_gate();
+    return gradient;
+  });
+  return y * 3;
+}
+// Trains with w2, and dies in the midst of it.
+void hold_context_at_gate() {
+  Worker& here = current_worker();
+  Context context(here);
+  here.rpc_sync(2, layer, variable({2, 4}, 17));
+  pass_gate();
+}
+int64_t contexts_here() {
+  return static_cast<int64_t>(
+      dist_autograd::AutogradRoom::of(current_worker())->counters().contexts);
+}
+FARSPAN_REGISTER(fails_backward, waits_backward, hold_context_at_gate, contexts_here);
+
+}  // namespace
+
+TEST_P(AutogradSuite, AFailureAnywhereEndsThePassEverywhereByName) {
+  start();
+  for (const PassMode mode : {PassMode::kExact, PassMode::kFast}) {
+    for (const int where : {0, 1, 2}) {
+      SCOPED_TRACE("on w" + std::to_string(where) + (mode == PassMode::kFast ? ", fast" : ""));
+      const Tensor x = variable({2, 4}, 13);
+      Context context;
+      const Tensor y = w0().rpc_sync("w2", plain, w0().rpc_sync("w1", plain, x));
+      const Tensor z = w0().rpc_sync("w1", layer, w0().rpc_sync(where, fails_backward, y));
+      const Error error = error_of([&] {
+        context.backward({z.sum()}, {.mode = mode, .retain_graph = false, .timeout = 60s});
+      });
+      EXPECT_EQ(error.code(), Code::kRemote);
+      EXPECT_EQ(error.remote_type(), "std::runtime_error");
+      EXPECT_THAT(error.what(), HasSubstr("this hook fails"));
+      EXPECT_THAT(error.trail(), HasSubstr("worker 'w" + std::to_string(where) + "' (rank "));
+      // Expect: nobody goes on with the pass, although the context lives.
+      EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
+      // Expect: what ran before the failure stays; the context still works for something else.
+      EXPECT_TRUE(weight_gradient(1, context).defined());
+      EXPECT_FALSE(context.gradient(x).defined());
+      EXPECT_NO_THROW(context.backward({w0().rpc_sync("w2", plain, x).sum()}));
+      EXPECT_TRUE(context.gradient(x).defined());
+      watch(context);
+    }
+  }
+}
+
+TEST_P(AutogradSuite, ADeadlineEndsThePassEverywhereAndNamesWhoIsLate) {
+  start();
+  const Tensor x = variable({2, 4}, 15);
+  Context context;
+  const Tensor y = w0().rpc_sync("w1", waits_backward, w0().rpc_sync("w2", plain, x));
+  const TimePoint begun = now();
+  const Error error = error_of(
+      [&] { context.backward({y.sum()}, {.mode = {}, .retain_graph = false, .timeout = 300ms}); });
+  EXPECT_EQ(error.code(), Code::kTimeout);
+  EXPECT_THAT(error.operation(), HasSubstr("backward"));
+  EXPECT_THAT(error.what(), HasSubstr("'w1'"));
+  EXPECT_GE(now() - begun, 300ms);
+  EXPECT_LT(now() - begun, 20s);
+  // Expect: also where a node is still running.
+  EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
+  watch(context);
+  w0().rpc_sync("w1", open_gate);
+}
+
+TEST_P(AutogradSuite, AWorkerThatDiesEndsThePassForTheOthers) {
+  if (!GetParam().can_kill) GTEST_SKIP() << "all workers are one process";
+  start();
+  spoil();
+  const Tensor x = variable({2, 4}, 16);
+  Context context;
+  const Tensor y = w0().rpc_sync("w1", waits_backward, w0().rpc_sync("w2", plain, x));
+  const Promise<void> killed;
+  w0().messenger().run([&] {  // while this thread waits
+    EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == 1; }));
+    cluster().kill(1);
+    killed.set_value();
+  });
+  const Error error = error_of([&] { context.backward({y.sum()}); });
+  killed.future().wait();
+  EXPECT_EQ(error.code(), Code::kDisconnected);
+  EXPECT_EQ(error.worker(), "w1");
+  EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
+  // Expect: without it, the context goes on.
+  EXPECT_NO_THROW(context.backward({w0().rpc_sync("w2", plain, x).sum()}));
+  EXPECT_TRUE(context.gradient(x).defined());
+  watch(context);
+}
+
+TEST_P(AutogradSuite, ATrainerThatDiesLeavesNoContextBehind) {
+  if (!GetParam().can_kill) GTEST_SKIP() << "all workers are one process";
+  start();
+  spoil();
+  const auto training = w0().rpc_async("w1", hold_context_at_gate);
+  ASSERT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == 1; }));
+  EXPECT_EQ(w0().rpc_sync("w2", contexts_here), 1);
+  cluster().kill(1);
+  EXPECT_EQ(error_in(training).code(), Code::kDisconnected);
+  EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w2", contexts_here) == 0; }));
+}
+
+}  // namespace farspan::testing
