@@ -338,21 +338,33 @@ void AutogradRoom::on_message(agent::Request request) {
   }
 }
 
-// Nothing arrives any more that could end what is under way.
-void AutogradRoom::end() {
-  std::map<PassId, std::shared_ptr<PassRun>> passes;
-  std::map<ContextId, Known> contexts;
+// Nothing will arrive any more that could end what is under way.
+void AutogradRoom::stop() {
+  std::vector<std::shared_ptr<PassRun>> mine;
   {
     MutexLock lock(mutex_);
     ended_ = true;
-    passes.swap(passes_);
-    contexts.swap(contexts_);
+    for (auto pass = passes_.begin(); pass != passes_.end();) {
+      if (pass->first.initiator != self_) {
+        ++pass;
+        continue;
+      }
+      mine.push_back(std::move(pass->second));
+      pass = passes_.erase(pass);
+    }
   }
-  for (const auto& [id, pass] : passes) {
-    if (id.initiator != self_) continue;
+  for (const auto& pass : mine) {
     pass->over.set_error(
         Error(Code::kShutdown, "this worker has been shut down").operation("backward"));
   }
+}
+
+void AutogradRoom::end() {
+  std::map<PassId, std::shared_ptr<PassRun>> passes;  // destroyed outside the lock
+  std::map<ContextId, Known> contexts;
+  MutexLock lock(mutex_);
+  passes.swap(passes_);
+  contexts.swap(contexts_);
 }
 
 }  // namespace farspan::dist_autograd

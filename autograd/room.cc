@@ -256,19 +256,24 @@ void AutogradRoom::after_reply(Scope&, int from, std::span<const Extension> exte
   }
 }
 
+// One that is not recorded runs in no context, though it may run on a thread that waits in one.
 std::shared_ptr<Interceptor::Scope> AutogradRoom::after_request(
     int from, std::span<const Extension> extensions, TensorList& tensors) {
   const Extension* extension = extension_of(extensions);
-  if (!extension) return nullptr;
-  ContextPtr context = find_or_make(ContextId(extension->first), agent::current_call());
-  if (!context) return nullptr;  // a call that outlived its context runs, but is not recorded
-  pass_gate(context->id);
-  record_incoming(from, *extension, tensors);
+  ContextPtr context;
+  if (extension) context = find_or_make(ContextId(extension->first), agent::current_call());
+  if (context) {
+    pass_gate(context->id);
+    record_incoming(from, *extension, tensors);
+  } else if (!thread_context) {
+    return nullptr;
+  }
   return std::make_shared<ContextScope>(std::move(context));
 }
 
 void AutogradRoom::before_reply(Scope& scope, int to, TensorList& tensors, Extensions& extensions) {
-  record(*static_cast<ContextScope&>(scope).context(), to, tensors, extensions);
+  const ContextPtr& context = static_cast<ContextScope&>(scope).context();
+  if (context) record(*context, to, tensors, extensions);
 }
 
 Context::Context(Worker& worker) : room_(AutogradRoom::of(worker)), state_(not_nested(*room_)) {

@@ -92,6 +92,7 @@ class AutogradRoom final : public WorkerRoom,
   void before_reply(Scope& scope, int to, TensorList& tensors, Extensions& extensions) override;
 
   // WorkerRoom
+  void stop() override;
   void end() override;
 
  private:

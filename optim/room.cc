@@ -374,7 +374,7 @@ GateCounters OptimRoom::counters() const {
   return gate_.counters();
 }
 
-void OptimRoom::end() {
+void OptimRoom::stop() {
   std::map<Ticket, Waiting> waiting;  // their promises end with kCancelled, outside the lock
   MutexLock lock(gate_mutex_);
   ended_ = true;

@@ -62,7 +62,7 @@ class OptimRoom final : public WorkerRoom,
   GateCounters counters() const;
 
   // WorkerRoom
-  void end() override;
+  void stop() override;
 
  private:
   // What rank 0 is told, as it lies on the wire.

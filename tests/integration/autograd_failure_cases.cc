@@ -35,7 +35,14 @@ int64_t contexts_here() {
   return static_cast<int64_t>(
       dist_autograd::AutogradRoom::of(current_worker())->counters().contexts);
 }
-FARSPAN_REGISTER(fails_backward, waits_backward, hold_context_at_gate, contexts_here);
+bool in_context() { return dist_autograd::current_context() != nullptr; }
+// Asks in a call that is not recorded.
+bool ask_outside(int64_t rank) {
+  const dist_autograd::OutsideContext outside;
+  return current_worker().rpc_sync(static_cast<int>(rank), in_context);
+}
+FARSPAN_REGISTER(fails_backward, waits_backward, hold_context_at_gate, contexts_here, in_context,
+                 ask_outside);
 
 }  // namespace
 
@@ -120,6 +127,27 @@ TEST_P(AutogradSuite, ATrainerThatDiesLeavesNoContextBehind) {
   cluster().kill(1);
   EXPECT_EQ(error_in(training).code(), Code::kDisconnected);
   EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w2", contexts_here) == 0; }));
+}
+
+// Past the limit of threads it runs on a thread of its chain, which waits in a context.
+TEST_P(AutogradSuite, ACallThatIsNotRecordedRunsInNoContext) {
+  if (!GetParam().real) GTEST_SKIP() << "the World has no limit of threads";
+  start({.threads = 1, .max_threads = 2});
+  Context context;
+  EXPECT_TRUE(w0().rpc_sync("w1", in_context));
+  EXPECT_FALSE(w0().rpc_sync("w1", ask_outside, 0));
+  std::vector<Future<void>> busy;
+  {
+    const dist_autograd::OutsideContext outside;
+    for (int i = 0; i < 2; ++i) busy.push_back(w0().rpc_async("w0", doze, 1'000));
+  }
+  try {
+    EXPECT_FALSE(w0().rpc_sync("w1", ask_outside, 0));
+  } catch (const Error& e) {  // it came back before this thread had begun to wait
+    EXPECT_EQ(e.code(), Code::kOverloaded) << e.what();
+  }
+  for (const auto& call : busy) call.wait();
+  watch(context);
 }
 
 }  // namespace farspan::testing
