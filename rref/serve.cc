@@ -112,24 +112,23 @@ void RRefTable::serve_creation(IncomingCall call) {
   }
 }
 
-// By a function, or by a method of `object`. The request is answered when the value is made: until
-// then it counts as under way.
+// By a function, or by a method of `object`. The request is answered when the value is made, or is
+// known to have failed: until then it counts as under way. A failure is a value like any other: it
+// comes with the first use, and stays as long as somebody has a handle to it.
 void RRefTable::make(IncomingCall& call, const Object& object,
                      const std::shared_ptr<Making>& making) {
+  std::shared_ptr<Result> result;
   try {
-    const std::shared_ptr<Result> result = call.run(object.valid() ? object.wait() : nullptr);
-    when_ready(std::move(call), result, [making, result](IncomingCall& made) {
-      if (const Error* error = result->error()) {
-        making->failed(*error);
-        return made.fail(*error);
-      }
-      making->done(result);
-      made.reply(*detail::void_result());
-    });
+    result = call.run(object.valid() ? object.wait() : nullptr);
   } catch (...) {
     making->failed(to_error(std::current_exception()));
-    throw;
+    return call.reply(*detail::void_result());
   }
+  when_ready(std::move(call), result, [making, result](IncomingCall& made) {
+    const Error* error = result->error();
+    error ? making->failed(*error) : making->done(result);
+    made.reply(*detail::void_result());
+  });
 }
 
 void RRefTable::serve_call(IncomingCall call) {

@@ -124,8 +124,9 @@ TEST(MnistSample, IsEveryNthImageWithItsLabel) {
     const Dataset some = data.sample(count);
     EXPECT_TRUE(at::equal(some.images.flatten().to(at::kLong), some.labels)) << count;
     EXPECT_TRUE(some.labels.is_alias_of(numbers)) << count;
-    return std::vector<int64_t>(some.labels.contiguous().data_ptr<int64_t>(),
-                                some.labels.contiguous().data_ptr<int64_t>() + some.size());
+    const at::Tensor labels = some.labels.contiguous();
+    const auto* begin = labels.const_data_ptr<int64_t>();
+    return std::vector<int64_t>(begin, begin + labels.numel());
   };
   EXPECT_EQ(labels_of(1), (std::vector<int64_t>{0}));
   EXPECT_EQ(labels_of(3), (std::vector<int64_t>{0, 3, 6}));
