@@ -33,7 +33,8 @@ void RRefTable::on_control(const agent::Request& request) {
 // waits for it in vain, and it goes when its handles do.
 class RRefTable::Making {
  public:
-  Making(std::shared_ptr<RRefTable> table, const RRefId& id) : table_(std::move(table)), id_(id) {}
+  Making(std::shared_ptr<RRefTable> table, const rref::ForkData& wanted)
+      : table_(std::move(table)), id_(wanted.rref), what_(wanted.what) {}
   ~Making() { failed(Error(Code::kCancelled, "what was to make it was dropped")); }
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
@@ -46,8 +47,9 @@ class RRefTable::Making {
       });
     }
   }
-  void failed(const Error& why) noexcept {
+  void failed(Error why) noexcept {
     if (const auto table = std::exchange(table_, nullptr)) {
+      if (why.operation().empty()) why.operation(what_);  // not that of who asks for it later
       table->step_quietly(
           [&](rref::RRefProtocol& p) { p.value_set(id_, why, table->messenger_->now()); });
     }
@@ -56,6 +58,7 @@ class RRefTable::Making {
  private:
   std::shared_ptr<RRefTable> table_;  // null: it has been done, or has failed
   const RRefId id_;
+  const std::string what_;  // its type, and what makes it
 };
 
 // Runs `use` in the state in which functions run; what it throws is the answer.
@@ -94,7 +97,7 @@ std::shared_ptr<RRefTable::Making> RRefTable::begin_making(int from, const rref:
   if (creation == Creation::kGone) throw Error(Code::kCancelled, "nobody wants it any more");
   if (creation == Creation::kRefused) throw Error(Code::kShutdown, "the owner is shutting down");
   if (creation == Creation::kDuplicate) return nullptr;
-  return std::make_shared<Making>(shared_from_this(), id.rref);
+  return std::make_shared<Making>(shared_from_this(), wanted);
 }
 
 void RRefTable::serve_creation(IncomingCall call) {
