@@ -10,6 +10,7 @@
 #include <farspan/rpc/init/rooms.h>
 
 #include "support/agents.h"
+#include "support/held.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -58,15 +59,6 @@ struct Unwilling {
   operator int64_t() const { throw std::runtime_error("not convertible"); }  // NOLINT
 };
 
-size_t held(Workers& workers) {
-  size_t count = 0;
-  for (int rank = 0; rank < workers.count(); ++rank) {
-    const auto c = RRefTable::of(workers[rank]).counters();
-    count += c.owned + c.users + c.forks + c.pending_children;
-  }
-  return count;
-}
-
 class RRefFailureTest : public ::testing::Test {
  protected:
   RRefFailureTest() {
@@ -75,12 +67,7 @@ class RRefFailureTest : public ::testing::Test {
   }
   // Each test ends with every value released and nothing pending.
   void TearDown() override {
-    const Deadline deadline = Deadline::after(seconds(10));
-    while (held(workers) > 0 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(2));
-    EXPECT_EQ(held(workers), 0u);
-    for (int rank = 0; rank < workers.count(); ++rank) {
-      for (const auto& line : RRefTable::of(workers[rank]).holdings()) ADD_FAILURE() << line;
-    }
+    expect_nothing_held(workers);
     EXPECT_EQ(Part::alive, 0);
   }
   Workers workers{{.count = 2, .transport = "unix", .settings = {}, .reactor = {}}};
