@@ -12,6 +12,7 @@ import uuid
 
 MARK = "FARSPAN_WATCHED_RUN"
 PROC = pathlib.Path("/proc")
+STATE, EXIT_SIGNAL = 0, 35  # in /proc/PID/stat, counted from behind the name
 
 
 def default_signals():
@@ -80,10 +81,14 @@ class WatchedRun:
                 continue
             try:
                 variables = (entry / "environ").read_bytes().split(b"\0")
-                ended = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except (OSError, IndexError):
                 continue
-            if self.mark.encode() in variables and not ended:
+            ended = fields[STATE] in "ZX"
+            # LeakSanitizer's helper at an exit, which shares all with its process, is no process:
+            # killed, it would leave that process waiting for ever.
+            is_process = int(fields[EXIT_SIGNAL]) == signal.SIGCHLD
+            if self.mark.encode() in variables and not ended and is_process:
                 found.append(int(entry.name))
         return sorted(found, key=lambda pid: (pid != self.process.pid, pid))
 
