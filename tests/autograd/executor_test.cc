@@ -14,6 +14,7 @@
 
 #include "autograd/crossing.h"
 #include "autograd/local_pass.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {
@@ -40,16 +41,6 @@ struct Collecting {
   std::map<Boundary*, variable_list> left;
   Executor pass;
 };
-
-Error error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::kOk, "");
-}
 
 TEST(Executor, RunsNothingBeforeTheStart) {
   Collecting here;

@@ -13,6 +13,7 @@
 #include <farspan/farspan.h>
 
 #include "conformance/cluster.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 
@@ -57,20 +58,10 @@ class ClusterSuite : public ::testing::TestWithParam<ClusterKind> {
   // This cluster is not what it was: no other test may go on with it.
   void spoil() { spoiled_ = true; }
 
-  // The Error of a call that must fail.
-  template <class Call>
-  static Error error_of(Call call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error;
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return Error(Code::kOk, "nothing was thrown");
-  }
   template <class T>
-  static Error error_in(const Future<T>& future) {
-    return error_of([&] { future.wait(60s); });
+  static Error error_in(const Future<T>& future, const char* file = __builtin_FILE(),
+                        int line = __builtin_LINE()) {
+    return error_of([&] { future.wait(60s); }, file, line);
   }
   // What workers that serve hold: support/held.h.
   std::vector<std::string> held();

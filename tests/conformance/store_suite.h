@@ -16,6 +16,8 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/store/store.h>
 
+#include "support/errors.h"
+
 namespace farspan::testing {
 
 using dist::Store;
@@ -43,18 +45,6 @@ class StoreSuite : public ::testing::TestWithParam<StoreKind> {
     if (!open_) GTEST_SKIP() << GetParam().needs;
     a_ = open_();
     b_ = open_();
-  }
-
-  // The Error of a call that must fail.
-  template <class Call>
-  static Error error_of(Call call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error;
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return Error(Code::kOk, "nothing was thrown");
   }
 
   OpenStore open_;

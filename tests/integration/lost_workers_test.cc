@@ -9,6 +9,7 @@
 #include <farspan/autograd/room.h>
 #include <farspan/rpc/init/rooms.h>
 
+#include "support/errors.h"
 #include "support/world.h"
 
 namespace farspan::testing {
@@ -17,7 +18,6 @@ namespace {
 using at::Tensor;
 using dist_autograd::AutogradRoom;
 using dist_autograd::Context;
-using optim::OptimRoom;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -48,15 +48,6 @@ FARSPAN_REGISTER_AS("lost.three", three);
 
 size_t contexts_of(World& world, const char* worker) {
   return AutogradRoom::of(world[worker])->counters().contexts;
-}
-template <class Call>
-Code code_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.code();
-  }
-  return Code::kOk;
 }
 
 // Both ways to go: true, it is killed; false, it shuts itself down.

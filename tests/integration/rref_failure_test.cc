@@ -10,6 +10,7 @@
 #include <farspan/rpc/init/rooms.h>
 
 #include "support/agents.h"
+#include "support/errors.h"
 #include "support/held.h"
 #include "support/workers.h"
 
@@ -72,16 +73,6 @@ class RRefFailureTest : public ::testing::Test {
   }
   Workers workers{{.count = 2, .transport = "unix", .settings = {}, .reactor = {}}};
 };
-
-template <class Fn>
-Code code_of(Fn&& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.code();
-  }
-  return Code::kOk;
-}
 
 // ---- messages that are never sent ----
 

@@ -6,6 +6,7 @@
 
 #include <farspan/rpc/init/rooms.h>
 
+#include "support/errors.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -27,17 +28,6 @@ class RRefHandle : public ::testing::Test {
     for (int rank = 0; rank < workers_.count(); ++rank) furnish(workers_[rank]);
   }
 
-  template <class Use>
-  static Code code_of(Use use) {
-    try {
-      use();
-    } catch (const Error& e) {
-      EXPECT_FALSE(std::string(e.what()).empty());
-      return e.code();
-    }
-    return Code::kOk;
-  }
-
   Workers workers_;
 };
 
@@ -56,13 +46,9 @@ void expect_no_value(const BoxRef& ref) {
   EXPECT_EQ(ref, BoxRef());
   for (const auto& [name, use] : uses) {
     SCOPED_TRACE(name);
-    try {
-      use();
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::kInvalidArgument);
-      EXPECT_THAT(e.what(), ::testing::HasSubstr("made empty or moved from"));
-    }
+    const Error error = error_of(use);
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("made empty or moved from"));
   }
 }
 

@@ -17,6 +17,7 @@
 #include <farspan/rpc/init/rooms.h>
 
 #include "optim/layers.h"
+#include "support/errors.h"
 #include "support/held.h"
 #include "support/workers.h"
 
@@ -139,15 +140,11 @@ TEST_F(Consistent, AStepNamesTheContextThatHoldsItUpAndAppliesNothing) {
     Context context;
     context.backward({model.loss(batch(3, 0))});
     const auto begun = Clock::now();
-    try {
-      optimizer.step(context, {.timeout = milliseconds(400)});
-      ADD_FAILURE() << "it must wait for w4";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::kTimeout);
-      EXPECT_THAT(e.what(), HasSubstr("of worker 'w4'"));
-      EXPECT_THAT(e.what(), HasSubstr("'w0', 'w1'"));
-      EXPECT_THAT(e.what(), Not(HasSubstr("'w2'")));
-    }
+    const Error error = error_of([&] { optimizer.step(context, {.timeout = milliseconds(400)}); });
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_THAT(error.what(), HasSubstr("of worker 'w4'"));
+    EXPECT_THAT(error.what(), HasSubstr("'w0', 'w1'"));
+    EXPECT_THAT(error.what(), Not(HasSubstr("'w2'")));
     EXPECT_LT(Clock::now() - begun, seconds(5));
     EXPECT_EQ(layers[0]->version(), layers[0]->base);
     EXPECT_EQ(layers[1]->version(), layers[1]->base);
@@ -179,15 +176,13 @@ TEST_F(Consistent, ACallThatWaitsForAStepNamesWhatTheStepWaitsFor) {
       std::this_thread::sleep_for(milliseconds(1));
     }
     Context context;
-    try {
+    const Error error = error_of([&] {
       theirs.parts[0].rpc_sync(CallOptions{.timeout = milliseconds(400)}, &Layer::forward,
                                batch(5, 0));
-      ADD_FAILURE() << "it must wait for the step";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::kTimeout);
-      EXPECT_THAT(e.what(), HasSubstr("of worker 'w4'"));
-      EXPECT_THAT(e.what(), HasSubstr("of worker 'w3'"));
-    }
+    });
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_THAT(error.what(), HasSubstr("of worker 'w4'"));
+    EXPECT_THAT(error.what(), HasSubstr("of worker 'w3'"));
   });
   late.get();
   stepping.get();
@@ -300,15 +295,11 @@ TEST_F(Errors, OfAllOwnersOfAStepAreInOne) {
                       at::ones({4, 4}, at::kComplexFloat));
   }
   const Tensor before = layers[1]->weights[0].detach().clone();
-  try {
-    optimizer.step(context);
-    FAIL() << "it must throw";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("on 'w0': "));
-    EXPECT_THAT(e.what(), HasSubstr("; on 'w2': "));
-    EXPECT_THAT(e.what(), Not(HasSubstr("'w1'")));
-    EXPECT_THAT(e.what(), HasSubstr("DistributedOptimizer::step"));
-  }
+  const Error error = error_of([&] { optimizer.step(context); });
+  EXPECT_THAT(error.what(), HasSubstr("on 'w0': "));
+  EXPECT_THAT(error.what(), HasSubstr("; on 'w2': "));
+  EXPECT_THAT(error.what(), Not(HasSubstr("'w1'")));
+  EXPECT_THAT(error.what(), HasSubstr("DistributedOptimizer::step"));
   EXPECT_FALSE(at::equal(layers[1]->weights[0], before)) << "the third has stepped";
 }
 
@@ -321,14 +312,10 @@ TEST_F(Errors, OfAllOwnersThatAreGoneAreInOne) {
   stopped = {1, 2};
   workers.agent(1).stop();
   workers.agent(2).stop();
-  try {
-    optimizer.step(context, {.timeout = seconds(10)});
-    FAIL() << "it must throw";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("on 'w1': "));
-    EXPECT_THAT(e.what(), HasSubstr("on 'w2': "));
-    EXPECT_THAT(e.what(), Not(HasSubstr("on 'w0'")));
-  }
+  const Error error = error_of([&] { optimizer.step(context, {.timeout = seconds(10)}); });
+  EXPECT_THAT(error.what(), HasSubstr("on 'w1': "));
+  EXPECT_THAT(error.what(), HasSubstr("on 'w2': "));
+  EXPECT_THAT(error.what(), Not(HasSubstr("on 'w0'")));
 }
 
 TEST_F(Errors, OfMakingAnOptimizerComeWithItAndNameTheOwners) {
@@ -336,28 +323,22 @@ TEST_F(Errors, OfMakingAnOptimizerComeWithItAndNameTheOwners) {
   ParameterRRefs parameters{parameter_rrefs(remote(0, lend_layer)),
                             parameter_rrefs(remote(1, lend_nothing)),
                             parameter_rrefs(remote(2, lend_nothing))};
-  try {
-    DistributedOptimizer<SGD> optimizer(parameters, SGDOptions(0.1));
-    FAIL() << "it must throw";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("on 'w1': "));
-    EXPECT_THAT(e.what(), HasSubstr("on 'w2': "));
-    EXPECT_THAT(e.what(), HasSubstr("there are none"));
-    EXPECT_THAT(e.what(), Not(HasSubstr("on 'w0'")));
-  }
+  const Error error =
+      error_of([&] { DistributedOptimizer<SGD> optimizer(parameters, SGDOptions(0.1)); });
+  EXPECT_THAT(error.what(), HasSubstr("on 'w1': "));
+  EXPECT_THAT(error.what(), HasSubstr("on 'w2': "));
+  EXPECT_THAT(error.what(), HasSubstr("there are none"));
+  EXPECT_THAT(error.what(), Not(HasSubstr("on 'w0'")));
   EXPECT_THROW(DistributedOptimizer<SGD>(ParameterRRefs{}, SGDOptions(0.1)), Error);
 }
 
 TEST_F(Errors, OptionsThatLibTorchRefusesAreRefusedByName) {
   CurrentWorker current(workers[3]);
   const Model model(1);
-  try {
-    DistributedOptimizer<Adam> optimizer(model.parameters, AdamOptions(-1));
-    FAIL() << "it must throw";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kInvalidArgument);
-    EXPECT_THAT(e.what(), HasSubstr("learning rate"));
-  }
+  const Error error =
+      error_of([&] { DistributedOptimizer<Adam> optimizer(model.parameters, AdamOptions(-1)); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("learning rate"));
 }
 
 // One group spans two owners; the oracle has the same groups.

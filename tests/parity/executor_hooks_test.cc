@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "autograd/local_pass.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {
@@ -172,13 +173,9 @@ struct ThrowsInCallback : Function<ThrowsInCallback> {
 
 TEST(ExecutorNodes, FailThePassInAFinalCallback) {
   const at::Tensor root = ThrowsInCallback::apply(leaf()).sum();
-  try {
-    backward_here(root);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.message(), "no more");
-    EXPECT_EQ(error.operation(), "final callback of the backward pass");
-  }
+  const Error error = error_of([&] { backward_here(root); });
+  EXPECT_EQ(error.message(), "no more");
+  EXPECT_EQ(error.operation(), "final callback of the backward pass");
 }
 
 // Recomputes its forward in backward, as activation checkpointing does.
@@ -269,15 +266,11 @@ struct WrongShape : Function<WrongShape> {
 
 TEST(ExecutorErrors, CarryTheTypeAndMessageOfWhatANodeThrewAndItsName) {
   const at::Tensor root = Throws::apply(leaf() * 1).sum();
-  try {
-    backward_here(root);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kRemote);
-    EXPECT_EQ(error.message(), "the moon is too far");
-    EXPECT_EQ(error.remote_type(), "std::out_of_range");
-    EXPECT_NE(error.operation().find("Throws"), std::string::npos) << error.what();
-  }
+  const Error error = error_of([&] { backward_here(root); });
+  EXPECT_EQ(error.code(), Code::kRemote);
+  EXPECT_EQ(error.message(), "the moon is too far");
+  EXPECT_EQ(error.remote_type(), "std::out_of_range");
+  EXPECT_NE(error.operation().find("Throws"), std::string::npos) << error.what();
 }
 
 // The same text as the engine's, without its stack of addresses.
@@ -290,12 +283,7 @@ TEST(ExecutorErrors, SayWhatTheEngineSaysOfABadGradient) {
     theirs = error.what_without_backtrace();
   }
   ASSERT_NE(theirs.find("expected shape"), std::string::npos) << theirs;
-  try {
-    backward_here(WrongShape::apply(a * 1).sum());
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.message(), theirs);
-  }
+  EXPECT_EQ(error_of([&] { backward_here(WrongShape::apply(a * 1).sum()); }).message(), theirs);
 }
 
 TEST(ExecutorErrors, NameTheNodeThatMadeNanInAnomalyMode) {
@@ -310,12 +298,7 @@ TEST(ExecutorErrors, NameTheNodeThatMadeNanInAnomalyMode) {
     theirs = error.what_without_backtrace();
   }
   ASSERT_NE(theirs.find("nan values in its 0th output"), std::string::npos) << theirs;
-  try {
-    backward_here(root);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.message(), theirs);
-  }
+  EXPECT_EQ(error_of([&] { backward_here(root); }).message(), theirs);
 }
 
 struct PostAccumulate : torch::autograd::PostAccumulateGradHook {
@@ -325,13 +308,9 @@ struct PostAccumulate : torch::autograd::PostAccumulateGradHook {
 TEST(ExecutorErrors, RefusePostAccumulateHooksByName) {
   const at::Tensor a = leaf();
   torch::autograd::impl::set_post_acc_grad_hooks(a, std::make_unique<PostAccumulate>());
-  try {
-    backward_here((a * 1).sum());
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("post-accumulate-grad hook"), std::string::npos);
-  }
+  const Error error = error_of([&] { backward_here((a * 1).sum()); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_NE(std::string(error.what()).find("post-accumulate-grad hook"), std::string::npos);
 }
 
 // No two gradients share memory, so a clip in place scales each once.

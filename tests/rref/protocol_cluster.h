@@ -16,6 +16,8 @@
 
 #include <farspan/rref/protocol.h>
 
+#include "support/errors.h"
+
 namespace farspan::rref {
 
 // Not needed by the protocol, but by tests that print.
@@ -29,6 +31,8 @@ inline std::ostream& operator<<(std::ostream& out, const Counters& c) {
 namespace testing {
 
 using namespace std::chrono_literals;
+using farspan::testing::code_of;
+using farspan::testing::error_of;
 
 // "w0", "w1", ... all met each other. Time stands still unless advance() moves it, and frames stay
 // on `wire` until deliver().
@@ -188,17 +192,6 @@ class Cluster {
   TimePoint now_ = TimePoint{} + 1h;
   std::map<int, Node> nodes_;
 };
-
-// The Code of the Error that `fn` throws; kOk when it throws none.
-template <class Fn>
-Code code_of(Fn&& fn) {
-  try {
-    fn();
-    return Code::kOk;
-  } catch (const Error& error) {
-    return error.code();
-  }
-}
 
 }  // namespace testing
 }  // namespace farspan::rref

@@ -188,13 +188,9 @@ TEST(RRefCreation, IsRefusedFromAnotherWorkersName) {
 TEST(RRefCreation, AtAWorkerThatIsGoneFailsAtOnceAndNamesIt) {
   Cluster net(2);
   net.lose(0, 1);
-  try {
-    net[0].create(net.run(1), "int", net.now());
-    FAIL() << "it should throw";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kDisconnected);
-    EXPECT_EQ(error.worker(), "w1");
-  }
+  const Error error = error_of([&] { net[0].create(net.run(1), "int", net.now()); });
+  EXPECT_EQ(error.code(), Code::kDisconnected);
+  EXPECT_EQ(error.worker(), "w1");
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <string>
 #include <thread>
 
+#include "support/errors.h"
+
 namespace farspan::testing {
 namespace {
 
@@ -14,16 +16,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 Error boom() { return Error(Code::kRemote, "boom"); }
-
-template <class Fn>
-Code code_thrown_by(Fn&& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.code();
-  }
-  return Code::kOk;
-}
 
 TEST(Future, DeliversAValue) {
   Promise<int> promise;
@@ -43,7 +35,7 @@ TEST(Future, DeliversAnError) {
   EXPECT_TRUE(promise.set_error(boom()));
   EXPECT_TRUE(future.has_error());
   EXPECT_EQ(future.error().code(), Code::kRemote);
-  EXPECT_EQ(code_thrown_by([&] { future.wait(); }), Code::kRemote);
+  EXPECT_EQ(code_of([&] { future.wait(); }), Code::kRemote);
 }
 
 TEST(Future, TheFirstResultStays) {
@@ -70,22 +62,22 @@ TEST(Future, AnEmptyOneSaysSo) {
   EXPECT_FALSE(none.valid());
   EXPECT_FALSE(none.ready());
   EXPECT_FALSE(none.has_error());
-  EXPECT_EQ(code_thrown_by([&] { none.wait(); }), Code::kInvalidArgument);
-  EXPECT_EQ(code_thrown_by([&] { none.value(); }), Code::kInvalidArgument);
-  EXPECT_EQ(code_thrown_by([&] { none.wait_for(milliseconds(1)); }), Code::kInvalidArgument);
-  EXPECT_EQ(code_thrown_by([&] { none.then([](int) {}); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { none.wait(); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { none.value(); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { none.wait_for(milliseconds(1)); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { none.then([](int) {}); }), Code::kInvalidArgument);
 }
 
 TEST(Future, TheValueOfAnUnfinishedOneIsAnError) {
   const Promise<int> promise;
-  EXPECT_EQ(code_thrown_by([&] { promise.future().value(); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { promise.future().value(); }), Code::kInvalidArgument);
 }
 
 TEST(Future, WaitGivesUpInTimeAndTheOperationGoesOn) {
   const Promise<int> promise;
   const Future<int> future = promise.future();
   const TimePoint begun = Clock::now();
-  EXPECT_EQ(code_thrown_by([&] { future.wait(milliseconds(20)); }), Code::kTimeout);
+  EXPECT_EQ(code_of([&] { future.wait(milliseconds(20)); }), Code::kTimeout);
   EXPECT_FALSE(future.wait_for(milliseconds(10)));
   EXPECT_GE(Clock::now() - begun, milliseconds(30));
   promise.set_value(1);

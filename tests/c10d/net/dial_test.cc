@@ -10,22 +10,14 @@
 
 #include <farspan/c10d/base/error.h>
 
+#include "support/errors.h"
+
 namespace farspan::net {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::kOk, "nothing was thrown");
-}
 
 HostPort where(const std::vector<OwnedDescriptor>& listening) {
   return {"127.0.0.1", SocketAddress::local_of(listening[0].get()).port()};

@@ -15,6 +15,7 @@
 #include <farspan/c10d/net/owned_descriptor.h>
 
 #include "c10d/net/tasks.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {
@@ -124,13 +125,11 @@ TEST_F(LoopTest, ARefusedConnectionIsAnError) {
 TEST_F(LoopTest, APortInUseIsAnError) {
   const auto listening = listen();
   sockaddr_storage again{};
-  try {
-    loop_->listen_tcp(
-        as_sockaddr(bound_), [](int fd) { close(fd); }, &again);
-    FAIL() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kUnavailable);
-  }
+  EXPECT_EQ(code_of([&] {
+              loop_->listen_tcp(
+                  as_sockaddr(bound_), [](int fd) { close(fd); }, &again);
+            }),
+            Code::kUnavailable);
 }
 
 // A listener with a full queue: further attempts stay under way.

@@ -18,6 +18,7 @@
 #include <farspan/c10d/base/error.h>
 
 #include "c10d/store/temporary_folder.h"
+#include "support/errors.h"
 
 namespace farspan::dist {
 namespace {
@@ -25,18 +26,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 using namespace std::chrono_literals;
+using testing::error_of;
 using testing::TemporaryFolder;
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::kOk, "nothing was thrown");
-}
 
 std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -13,25 +13,16 @@
 
 #include "c10d/store/reserved_port.h"
 #include "c10d/store/temporary_folder.h"
+#include "support/errors.h"
 
 namespace farspan::dist {
 namespace {
 
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
+using testing::error_of;
 using testing::ReservedPort;
 using testing::TemporaryFolder;
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::kOk, "nothing was thrown");
-}
 
 // Options that know no environment, and give up soon.
 RendezvousOptions plain(Millis timeout = 20s) {

@@ -21,12 +21,14 @@
 #include <farspan/c10d/store/tcp_wire.h>
 
 #include "c10d/store/reserved_port.h"
+#include "support/errors.h"
 
 namespace farspan::dist {
 namespace {
 
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
+using testing::error_of;
 
 std::shared_ptr<TcpStore> join(const TcpStoreServer& server, Millis timeout = 30s) {
   TcpStoreOptions options;
@@ -34,17 +36,6 @@ std::shared_ptr<TcpStore> join(const TcpStoreServer& server, Millis timeout = 30
   options.port = server.port();
   options.timeout = timeout;
   return std::make_shared<TcpStore>(options);
-}
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::kOk, "nothing was thrown");
 }
 
 bool comes_true(const std::function<bool()>& condition) {

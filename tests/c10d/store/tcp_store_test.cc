@@ -14,24 +14,15 @@
 #include <farspan/c10d/store/tcp_wire.h>
 
 #include "c10d/store/reserved_port.h"
+#include "support/errors.h"
 
 namespace farspan::dist {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::ReservedPort;
 using namespace std::chrono_literals;
-
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::kOk, "nothing was thrown");
-}
 
 TcpStoreOptions at(uint16_t port, Millis timeout = 30s) {
   TcpStoreOptions options;

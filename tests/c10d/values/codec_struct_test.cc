@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "c10d/values/message_fixture.h"
+#include "support/errors.h"
 
 namespace shop {
 

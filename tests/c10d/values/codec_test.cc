@@ -7,6 +7,7 @@
 #include <random>
 
 #include "c10d/values/message_fixture.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {

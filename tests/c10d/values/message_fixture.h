@@ -60,15 +60,4 @@ T round_trip(const T& value) {
   return from_message<T>(to_message(value));
 }
 
-// The Error that `fn` throws; kOk when it throws none.
-template <class Fn>
-Error error_of(Fn&& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(Code::kOk, "nothing was thrown");
-}
-
 }  // namespace farspan::testing

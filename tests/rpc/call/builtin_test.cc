@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "rpc/call/call_fixture.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {

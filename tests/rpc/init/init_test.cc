@@ -12,6 +12,7 @@
 
 #include "c10d/store/reserved_port.h"
 #include "rpc/init/launch.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {
@@ -150,13 +151,9 @@ TEST(InitRpc, WhatAWorkerRunsCannotShutItDown) {
   options.world_size = 1;
   options.store = std::make_shared<dist::HashStore>();
   init_rpc("w", options);
-  try {
-    rpc_sync("w", leave_from_inside);
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kInvalidArgument);
-    EXPECT_THAT(e.what(), HasSubstr("cannot be shut down by what it runs"));
-  }
+  const Error error = error_of([] { rpc_sync("w", leave_from_inside); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("cannot be shut down by what it runs"));
   EXPECT_EQ(rpc_sync("w", name_here), "w");
   shutdown();
 }
@@ -205,14 +202,10 @@ TEST(InitRpc, AFunctionRegisteredTwiceIsReportedWhenAWorkerStarts) {
   Registry registry;
   detail::register_function<&only_here>("same", registry);
   detail::register_function<&differs_there>("same", registry);
-  try {
-    registry.check();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kAlreadyExists);
-    EXPECT_THAT(e.what(), HasSubstr("'same' names two functions"));
-    EXPECT_THAT(e.what(), HasSubstr("FARSPAN_REGISTER_AS"));
-  }
+  const Error error = error_of([&] { registry.check(); });
+  EXPECT_EQ(error.code(), Code::kAlreadyExists);
+  EXPECT_THAT(error.what(), HasSubstr("'same' names two functions"));
+  EXPECT_THAT(error.what(), HasSubstr("FARSPAN_REGISTER_AS"));
 }
 
 }  // namespace

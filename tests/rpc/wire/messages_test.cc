@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "rpc/wire/frame_bytes.h"
+#include "support/errors.h"
 
 namespace farspan::testing {
 namespace {
@@ -95,18 +96,6 @@ void expect_equal(const Hello& a, const Hello& b) {
 
 // 8-byte aligned, as frames give it.
 Buffer aligned(std::span<const std::byte> meta) { return Buffer::copy_of(meta); }
-
-// The Error of a decoder that must fail.
-template <class Decode>
-Error error_of(Decode decode) {
-  try {
-    decode();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "it was read";
-  return Error(Code::kOk, "it was read");
-}
 
 TEST(HelloMessage, IsWrittenAsTheGoldenBytes) {
   EXPECT_TRUE(same(wire::encode(golden_hello()).span(), kHello));
