@@ -227,7 +227,7 @@ bool Reactor::sleep(std::shared_ptr<Source>& hot) {
   int timeout_ms = -1;
   {
     MutexLock lock(mutex_);
-    if (!queue_.empty() && may_take_locked()) return true;
+    if (may_take_locked()) return true;
     ++sleeping_;
     if (loopers_locked() > kIdleLoopers) timeout_ms = kRetireAfterMs;
   }

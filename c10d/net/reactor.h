@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,26 +18,12 @@
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/net/source.h>
+#include <farspan/c10d/net/task_queue.h>
 #include <farspan/c10d/net/timers.h>
 
 namespace farspan::net {
 
 enum class Station;
-
-// Work for a thread of the reactor: user code, as a rule. It may block in Future::wait.
-class Task {
- public:
-  virtual ~Task() = default;
-  virtual void run() noexcept = 0;
-  // Called instead of run(): kOverloaded, no thread can be had (a patient one is spared that), or
-  // kShutdown.
-  virtual void reject(const Error& why) noexcept = 0;
-  // The chain of nested calls that this task belongs to; 0: none.
-  uint64_t chain = 0;
-  // For work whose loss nobody would hear of: beyond the limit of threads it gets one of a few that
-  // are kept for such, or waits.
-  bool patient = false;
-};
 
 struct ReactorOptions {
   int threads = 0;        // tasks that run at once and are not blocked; 0: the cores, from 2 to 16
@@ -105,13 +90,14 @@ class Reactor {
   // Who runs what: reactor_tasks.cc.
   int loopers_locked() const FARSPAN_REQUIRES(mutex_) { return alive_ - running_ - blocked_; }
   void move_locked(Station from, Station to) FARSPAN_REQUIRES(mutex_);
-  int most_locked() const FARSPAN_REQUIRES(mutex_);
   bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
+  void note_exhaustion_locked() FARSPAN_REQUIRES(mutex_);
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
-  void drain_if_exhausted();
+  bool give_to_chain_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
+  void relieve_if_exhausted();
   void reject_queue(const Error& why);
   void wake_one() noexcept;
 
@@ -139,7 +125,7 @@ class Reactor {
   std::atomic<int64_t> task_ns_{0};  // running mean of what a task takes
 
   mutable Mutex mutex_;
-  std::deque<std::unique_ptr<Task>> queue_ FARSPAN_GUARDED_BY(mutex_);
+  TaskQueue queue_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, std::vector<Slot*>> waiting_ FARSPAN_GUARDED_BY(mutex_);  // by chain
   std::vector<std::shared_ptr<Thread>> threads_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::thread> ended_ FARSPAN_GUARDED_BY(mutex_);  // retired, to be joined
@@ -150,6 +136,8 @@ class Reactor {
   int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
   int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback
   int sleeping_ FARSPAN_GUARDED_BY(mutex_) = 0;  // in epoll_wait
+  TimePoint exhausted_since_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();  // max: it is not
+  bool offered_ FARSPAN_GUARDED_BY(mutex_) = false;  // what is queued to all chains that wait
 
   Mutex leases_mutex_;
   std::vector<std::shared_ptr<Source>> leases_ FARSPAN_GUARDED_BY(leases_mutex_);

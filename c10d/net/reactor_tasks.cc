@@ -16,23 +16,33 @@ namespace {
 constexpr int64_t kWorthAWakeUpNs = 50'000;
 // How long work may lie behind a task that takes longer than expected.
 constexpr std::chrono::milliseconds kRescueAfter{1};
+// How long no blocked thread may have moved before work is turned away: until then one may come
+// back, and take it.
+constexpr std::chrono::seconds kStalledAfter{1};
 
 }  // namespace
 
 void Reactor::move_locked(Station from, Station to) {
   running_ += (to == Station::kInTask) - (from == Station::kInTask);
   blocked_ += (to == Station::kWaiting) - (from == Station::kWaiting);
+  note_exhaustion_locked();
 }
 
-// How many threads may be blocked or running, with the next task.
-int Reactor::most_locked() const {
-  return max_threads_ + (!queue_.empty() && queue_.front()->patient ? patient_threads_ : 0);
+void Reactor::note_exhaustion_locked() {
+  if (!exhausted_locked()) {
+    exhausted_since_ = TimePoint::max();
+  } else if (exhausted_since_ == TimePoint::max()) {
+    exhausted_since_ = Clock::now();
+    offered_ = false;
+  }
 }
 
-// One thread more than that may be alive, which reads: what comes in is always read, however long
-// tasks take.
+// Whether a thread may take one of the queue's tasks. One thread more may be alive, which reads: what
+// comes in is always read, however long tasks take.
 bool Reactor::may_take_locked() const {
-  return running_ < options_.threads && running_ + blocked_ < most_locked();
+  if (queue_.empty() || running_ >= options_.threads) return false;
+  const int busy = running_ + blocked_;
+  return busy < max_threads_ || (queue_.has_patient() && busy < max_threads_ + patient_threads_);
 }
 
 // All that may are blocked.
@@ -54,6 +64,7 @@ bool Reactor::spawn_locked() {
     --alive_;
     max_threads_ = std::max(alive_ - 1, 0);  // the system's limit is ours, and one thread reads
     patient_threads_ = 0;
+    note_exhaustion_locked();
     return false;
   }
 }
@@ -68,7 +79,7 @@ void Reactor::wake_one() noexcept {
 // Called after a thread took a task, or became blocked: does what is left need another thread?
 void Reactor::share_queue_locked() {
   if (loopers_locked() < 1) spawn_locked();
-  if (queue_.empty() || !may_take_locked()) return;
+  if (!may_take_locked()) return;
   if (sleeping_ > 0) {
     wake_one();
   } else if (loopers_locked() <= 1) {
@@ -79,25 +90,25 @@ void Reactor::share_queue_locked() {
 void Reactor::run(std::unique_ptr<Task> task) {
   const ThreadState& self = thread_state();
   const bool mine = self.reactor == this && self.station == Station::kLooping;
-  bool stopped = false;
+  bool stopped = false, exhausted = false;
   {
     MutexLock lock(mutex_);
     stopped = stopping_.load();
     if (!stopped) {
-      queue_.push_back(std::move(task));
+      if (!exhausted_locked() || !give_to_chain_locked(task)) queue_.push(std::move(task));
       queued_.store(queue_.size(), std::memory_order_release);
       if (!mine) share_queue_locked();
+      exhausted = exhausted_locked();
     }
   }
   if (stopped) return task->reject(Error(Code::kShutdown, "the worker has been shut down"));
-  drain_if_exhausted();
+  if (exhausted) relieve_if_exhausted();
 }
 
 // False when the next task cannot be run for want of a thread that would read meanwhile.
 bool Reactor::take_locked(std::unique_ptr<Task>& task) {
   if (loopers_locked() <= 1 && !spawn_locked()) return false;
-  task = std::move(queue_.front());
-  queue_.pop_front();
+  task = running_ + blocked_ < max_threads_ ? queue_.pop() : queue_.pop_patient();
   queued_.store(queue_.size(), std::memory_order_release);
   move_locked(Station::kLooping, Station::kInTask);
   const auto left = static_cast<int64_t>(queue_.size());
@@ -114,12 +125,11 @@ bool Reactor::run_one_task() {
   bool taken = false;
   {
     MutexLock lock(mutex_);
-    if (queue_.empty()) return false;
     taken = may_take_locked() && take_locked(task);
     if (!taken && !exhausted_locked()) return false;
   }
   if (!taken) {
-    drain_if_exhausted();
+    relieve_if_exhausted();
     return false;
   }
   ThreadState& self = thread_state();
@@ -140,42 +150,51 @@ bool Reactor::run_one_task() {
 }
 
 void Reactor::reject_queue(const Error& why) {
-  std::deque<std::unique_ptr<Task>> rejected;
+  std::vector<std::unique_ptr<Task>> rejected;
   {
     MutexLock lock(mutex_);
-    rejected.swap(queue_);
+    rejected = queue_.take_all();
     queued_.store(0);
   }
   for (auto& task : rejected) task->reject(why);
 }
 
-// No thread can be had for what is queued: a task whose chain has a thread waiting here runs on
-// that thread, patient ones stay, the others are turned away.
-void Reactor::drain_if_exhausted() {
+// To the thread of the task's own chain that began to wait here last; false when there is none.
+bool Reactor::give_to_chain_locked(std::unique_ptr<Task>& task) {
+  const auto waiting = task->chain == 0 ? waiting_.end() : waiting_.find(task->chain);
+  if (waiting == waiting_.end()) return false;
+  Slot& innermost = *waiting->second.back();
+  innermost.inbox.push_back(std::move(task));
+  innermost.has_mail.store(true, std::memory_order_release);
+  innermost.wake();
+  return true;
+}
+
+// No thread can be had for what is queued: tasks whose chains have threads that wait here run on
+// those, patient ones stay, the others are turned away when nothing moves.
+void Reactor::relieve_if_exhausted() {
   std::vector<std::unique_ptr<Task>> rejected;
   int threads = 0;
   {
     MutexLock lock(mutex_);
-    if (!exhausted_locked()) return;
+    if (!exhausted_locked() || queue_.empty()) return;
     threads = blocked_;
-    for (auto& task : queue_) {
-      const auto waiting = waiting_.find(task->chain);
-      if (task->chain != 0 && waiting != waiting_.end()) {
-        Slot& innermost = *waiting->second.back();
-        innermost.inbox.push_back(std::move(task));
-        innermost.has_mail.store(true, std::memory_order_release);
-        innermost.wake();
-      } else if (!task->patient) {
-        rejected.push_back(std::move(task));
-      }
+    if (!std::exchange(offered_, true)) {
+      queue_.offer([this](auto& task) FARSPAN_REQUIRES(mutex_) { give_to_chain_locked(task); });
     }
-    std::erase(queue_, nullptr);
+    const TimePoint stalled_at = exhausted_since_ + kStalledAfter;
+    if (Clock::now() >= stalled_at) {
+      rejected = queue_.take_others();
+    } else if (queue_.has_others()) {
+      timers_.nudge(stalled_at);
+    }
     queued_.store(queue_.size());
-    if (!queue_.empty()) share_queue_locked();
+    share_queue_locked();
   }
   for (auto& task : rejected) {
     task->reject(Error(Code::kOverloaded, "all " + std::to_string(threads) +
-                                              " threads are blocked in calls of their own")
+                                              " threads are blocked in calls of their own, and "
+                                              "none has come back for 1 s")
                      .advice("call less at once, or raise WorkerOptions::max_threads"));
   }
 }

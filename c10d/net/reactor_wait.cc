@@ -59,10 +59,13 @@ void Reactor::Blocked::enter(Station from) {
   {
     MutexLock lock(reactor_.mutex_);
     if (outer_.reactor) reactor_.move_locked(from, waiting_);
-    if (outer_.chain != 0) reactor_.waiting_[outer_.chain].push_back(&slot_);
+    if (outer_.chain != 0) {
+      reactor_.waiting_[outer_.chain].push_back(&slot_);
+      reactor_.offered_ = false;
+    }
     reactor_.share_queue_locked();
   }
-  reactor_.drain_if_exhausted();
+  reactor_.relieve_if_exhausted();
 }
 
 void Reactor::Blocked::leave(Station to) {
@@ -74,6 +77,7 @@ void Reactor::Blocked::leave(Station to) {
     waiting->second.erase(std::next(mine).base());
     if (waiting->second.empty()) reactor_.waiting_.erase(waiting);
   }
+  if (!slot_.inbox.empty()) reactor_.offered_ = false;
   for (auto& task : slot_.inbox) reactor_.queue_.push_front(std::move(task));
   reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
   slot_.inbox.clear();

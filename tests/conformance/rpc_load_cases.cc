@@ -73,11 +73,19 @@ TEST_P(RpcSuite, PastTheLimitOfThreadsACallRunsOnItsOwnChain) {
   EXPECT_EQ(w0().rpc_sync("w1", nest, 60), 60);
 }
 
+TEST_P(RpcSuite, ABurstThatTheLimitOfThreadsOnlySlowsDownLosesNothing) {
+  if (!GetParam().real) GTEST_SKIP() << "the World has no limit of threads";
+  start({.threads = 2, .max_threads = 8});
+  std::vector<Future<int64_t>> nests;
+  for (int i = 0; i < 64; ++i) nests.push_back(w0().rpc_async("w1", nest, 20));
+  for (const auto& future : nests) EXPECT_EQ(future.wait(60s), 20);
+}
+
 TEST_P(RpcSuite, PastTheLimitOfThreadsOtherCallsGetOverloaded) {
   if (!GetParam().real) GTEST_SKIP() << "the World has no limit of threads";
   start({.threads = 2, .max_threads = 4});
   std::vector<Future<void>> calls;
-  for (int i = 0; i < 16; ++i) calls.push_back(w0().rpc_async("w1", doze, 2'000));
+  for (int i = 0; i < 16; ++i) calls.push_back(w0().rpc_async("w1", doze, 3'000));
   int answered = 0;
   for (const auto& call : calls) {
     ASSERT_TRUE(call.wait_for(60s));

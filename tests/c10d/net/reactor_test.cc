@@ -134,6 +134,37 @@ TEST_F(ReactorLimitTest, BeyondItWorkIsTurnedAway) {
   EXPECT_EQ(reactor_.counters().threads, kMax + 1);
 }
 
+TEST_F(ReactorLimitTest, WorkWaitsForAThreadThatComesBack) {
+  block_all();
+  const auto more = run(reactor_, [] {});
+  gate_.set_value();
+  ASSERT_TRUE(ends(more));
+  EXPECT_FALSE(more.has_error());
+}
+
+TEST_F(ReactorLimitTest, NothingIsTurnedAwayWhileThreadsMove) {
+  std::atomic<bool> moves{true};
+  const auto moving = run(reactor_, [&] {
+    while (moves) Promise<void>().future().wait_for(milliseconds(50));
+  });
+  fill_up(1);
+  const auto more = run(reactor_, [] {});
+  EXPECT_FALSE(more.wait_for(milliseconds(1'500)));
+  moves = false;
+  ASSERT_TRUE(ends(more));
+  EXPECT_FALSE(more.has_error());
+  EXPECT_TRUE(ends(moving));
+}
+
+TEST_F(ReactorLimitTest, PatientWorkPassesOtherWorkThatWaits) {
+  block_all();
+  const auto more = run(reactor_, [] {});
+  const auto patient = run_patient(reactor_, [this] { gate_.set_value(); });
+  ASSERT_TRUE(ends(patient));
+  ASSERT_TRUE(ends(more));
+  EXPECT_FALSE(more.has_error()) << "it was turned away before the other one was run";
+}
+
 TEST_F(ReactorLimitTest, PatientWorkIsDoneAllTheSame) {
   block_all();
   // It may even be what the others wait for.
@@ -201,17 +232,16 @@ TEST_F(ReactorLimitTest, AThreadFromOutsideRunsTasksOfItsChain) {
     net::set_current_chain(0);
   });
   const auto id = outside.get_id();
-  // Turned away until the thread is known to wait.
-  EXPECT_TRUE(eventually([&] {
-    const auto nested = run(
-        reactor_,
-        [&] {
-          where = std::this_thread::get_id();
-          nested_done.set_value();
-        },
-        9);
-    return ends(nested) && !nested.has_error();
-  }));
+  // Whether that thread waits already or begins to: it is found.
+  const auto nested = run(
+      reactor_,
+      [&] {
+        where = std::this_thread::get_id();
+        nested_done.set_value();
+      },
+      9);
+  ASSERT_TRUE(ends(nested));
+  EXPECT_FALSE(nested.has_error());
   outside.join();
   EXPECT_EQ(where, id);
 }
