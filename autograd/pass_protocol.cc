@@ -47,12 +47,7 @@ Pass& PassProtocol::open(const PassId& id, const PassTerms& terms, TimePoint now
   return *pass;
 }
 
-bool PassProtocol::knows(const PassId& id) const {
-  const auto found = passes_.find(id.context);
-  return found != passes_.end() && found->second->id == id;
-}
-
-Pass* PassProtocol::find(const PassId& id) {
+Pass* PassProtocol::find(const PassId& id) const {
   const auto found = passes_.find(id.context);
   return found != passes_.end() && found->second->id == id ? found->second.get() : nullptr;
 }

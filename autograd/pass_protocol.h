@@ -78,13 +78,13 @@ class PassProtocol {
 
   // Passes under way here.
   size_t active() const noexcept { return passes_.size(); }
-  bool knows(const PassId& pass) const;  // it is under way here
+  bool knows(const PassId& pass) const { return find(pass) != nullptr; }  // it is under way here
 
   // One line for each pass under way: its phase and what it waits for.
   std::string describe() const;
 
  private:
-  Pass* find(const PassId& pass);
+  Pass* find(const PassId& pass) const;
   Pass* join(int from, const PassId& pass, const PassTerms& terms, TimePoint now,
              PassActions& actions);
   Pass& open(const PassId& pass, const PassTerms& terms, TimePoint now, PassActions& actions);

@@ -77,9 +77,7 @@ AutogradRoom::AutogradRoom(Worker& worker)
     : messenger_(worker.share_messenger()),
       self_(worker.rank()),
       protocol_(worker.rank(), [messenger = worker.share_messenger()](int rank) {
-        const auto& workers = messenger->workers();
-        const auto at = static_cast<size_t>(rank);
-        return at < workers.size() ? workers[at].name : "of rank " + std::to_string(rank);
+        return messenger->worker_name(rank);
       }) {}
 
 void AutogradRoom::listen() {
@@ -154,8 +152,7 @@ void AutogradRoom::check_whole(ContextId id) const {
   const auto found = released_.find(id);
   if (found == released_.end() || !found->second.lost) return;
   throw Error(Code::kDisconnected, "a worker that had a part in this context was lost")
-      .operation("context of worker '" +
-                 messenger_->workers().at(static_cast<size_t>(maker_of(id))).name + "'")
+      .operation("context of worker '" + messenger_->worker_name(maker_of(id)) + "'")
       .advice("make a new Context and do the step again");
 }
 

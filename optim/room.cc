@@ -61,9 +61,7 @@ OptimRoom::OptimRoom(Worker& worker)
     : worker_(worker.weak_from_this()),
       messenger_(worker.share_messenger()),
       gate_([messenger = worker.share_messenger()](int rank) {
-        const auto& workers = messenger->workers();
-        const auto at = static_cast<size_t>(rank);
-        return at < workers.size() ? workers[at].name : "rank " + std::to_string(rank);
+        return messenger->worker_name(rank);
       }) {}
 
 // What ends something is told in frames without an answer: no deadline of the call that happens to

@@ -1,5 +1,6 @@
 #include <farspan/rpc/agent/messenger.h>
 
+#include <string>
 #include <utility>
 
 namespace farspan::agent {
@@ -41,6 +42,11 @@ void Request::answer(wire::OutFrame& frame) {
   frame.header.request_id = frame_.header.request_id;
   frame.header.chain = frame_.header.chain;
   route->send_reply(frame);
+}
+
+std::string Messenger::worker_name(int rank) const {
+  const auto at = static_cast<size_t>(rank);
+  return at < workers().size() ? workers()[at].name : "rank " + std::to_string(rank);
 }
 
 }  // namespace farspan::agent

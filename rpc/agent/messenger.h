@@ -121,6 +121,8 @@ class Messenger {
 
   virtual const WorkerInfo& self() const noexcept = 0;
   virtual const std::vector<WorkerInfo>& workers() const noexcept = 0;  // by rank
+  // For messages: any number will do, and one of no worker is said to be that.
+  std::string worker_name(int rank) const;
   virtual wire::InstanceId instance_of(int rank) const = 0;
 
   // What to do with requests of a kind. Before the first of them may arrive.
