@@ -110,6 +110,8 @@ void print_result(const Settings& settings, Seconds took) {
 
 int main(int argc, char** argv) {
   Settings settings;
+  settings.batch_size = 32;
+  settings.lr = 0.05;  // each trainer's: the steps of all add up
   settings.curves = "parameter_server.svg";
   CLI::App app("A parameter server and its trainers learn MNIST over RPC.");
   app.add_option("--trainers", settings.trainers, "processes that train")

@@ -12,8 +12,8 @@ import sys
 
 from watched_run import WatchedRun
 
-SEED, LR, BATCH_SIZE, IMAGES, EPOCHS = "7", "0.05", "32", "320", "2"
-STEPS = 20
+SEED, LR, BATCH_SIZE, IMAGES, EPOCHS = "7", "0.04", "40", "320", "2"
+STEPS = 16
 
 
 def curves_of(example, transport):
