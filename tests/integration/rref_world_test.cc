@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "support/errors.h"
 #include "support/world.h"
 
 namespace farspan::testing {
@@ -351,6 +352,23 @@ TEST(RRefWorld, AValueIsKeptUntilItsMethodHasRun) {
   }
   world.drain();
   expect_nothing_is_left(world);
+}
+
+// Also when the owner has told the creator of the failure before it takes up the call.
+TEST(RRefWorld, AFailedValueIsKnownToItsOwnerAsLongAsItsHandles) {
+  for_each_seed(100, [](uint64_t seed) {
+    Job shared({.workers = 2, .seed = seed, .max_latency = milliseconds(2)});
+    World& world = shared.world;
+    {
+      const auto failed = world["w0"].remote("w1", cannot_make, 0);
+      for (size_t steps = below(20); steps > 0; --steps) world.step();
+      const Error error = error_of([&] { failed.rpc_sync(&Thing::get); });
+      EXPECT_EQ(error.code(), Code::kRemote) << error.what();
+      EXPECT_EQ(error.message(), "no parts");
+    }
+    world.drain();
+    expect_nothing_is_left(world);
+  });
 }
 
 TEST(RRefWorld, ACreationHereHappensOnce) {
