@@ -37,8 +37,8 @@ void Reactor::note_exhaustion_locked() {
   }
 }
 
-// Whether a thread may take one of the queue's tasks. One thread more may be alive, which reads: what
-// comes in is always read, however long tasks take.
+// Whether a thread may take one of the queue's tasks. One thread more may be alive, which reads:
+// what comes in is always read, however long tasks take.
 bool Reactor::may_take_locked() const {
   if (queue_.empty() || running_ >= options_.threads) return false;
   const int busy = running_ + blocked_;
