@@ -180,7 +180,9 @@ void Reactor::relieve_if_exhausted() {
     if (!exhausted_locked() || queue_.empty()) return;
     threads = blocked_;
     if (!std::exchange(offered_, true)) {
-      queue_.offer([this](auto& task) FARSPAN_REQUIRES(mutex_) { give_to_chain_locked(task); });
+      for (auto& task : queue_.take_all()) {
+        if (!give_to_chain_locked(task)) queue_.push(std::move(task));
+      }
     }
     const TimePoint stalled_at = exhausted_since_ + kStalledAfter;
     if (Clock::now() >= stalled_at) {

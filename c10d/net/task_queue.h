@@ -39,17 +39,6 @@ class TaskQueue {
   // The patient one that came first; there must be one.
   std::unique_ptr<Task> pop_patient() { return pop_of(patient_); }
 
-  // Offers every task to `take(task)`, which moves away those that it wants.
-  template <class Take>
-  void offer(Take take) {
-    for (Queue* queue : {&patient_, &others_}) {
-      std::erase_if(*queue, [&](Entry& entry) {
-        take(entry.task);
-        return !entry.task;
-      });
-    }
-  }
-
   std::vector<std::unique_ptr<Task>> take_others() {
     std::vector<std::unique_ptr<Task>> taken;
     while (has_others()) taken.push_back(pop_of(others_));
