@@ -252,6 +252,8 @@ void AutogradRoom::send(const Send& action, const Gradients* gradients) {
     encode(builder, action.message, payload, frame.segments);
     frame.header.kind = carries ? wire::Kind::kAutogradGradient : wire::Kind::kAutogradControl;
     frame.meta = builder.finish();
+    // One that is too large would be dropped, and waited for in vain.
+    if (const auto too_large = wire::excess(frame, wire::FrameLimits())) throw *too_large;
     messenger_->post(action.to, frame);
   } catch (...) {
     const auto pass = std::visit([](const auto& m) { return m.pass; }, action.message);

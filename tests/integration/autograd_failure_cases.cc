@@ -35,6 +35,15 @@ int64_t contexts_here() {
   return static_cast<int64_t>(
       dist_autograd::AutogradRoom::of(current_worker())->counters().contexts);
 }
+// The gradients of the weights are sparse: two parts each.
+Tensor embed(const std::vector<Tensor>& weights) {
+  const Tensor index = at::zeros({1}, at::kLong);
+  std::vector<Tensor> rows;
+  for (const Tensor& weight : weights) {
+    rows.push_back(at::embedding(weight, index, -1, false, true));
+  }
+  return at::cat(rows).sum();
+}
 bool in_context() { return dist_autograd::current_context() != nullptr; }
 // Asks in a call that is not recorded.
 bool ask_outside(int64_t rank) {
@@ -42,7 +51,7 @@ bool ask_outside(int64_t rank) {
   return current_worker().rpc_sync(static_cast<int>(rank), in_context);
 }
 FARSPAN_REGISTER(fails_backward, waits_backward, hold_context_at_gate, contexts_here, in_context,
-                 ask_outside);
+                 ask_outside, embed);
 
 }  // namespace
 
@@ -91,6 +100,21 @@ TEST_P(AutogradSuite, ADeadlineEndsThePassEverywhereAndNamesWhoIsLate) {
   EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
   watch(context);
   w0().rpc_sync("w1", open_gate);
+}
+
+TEST_P(AutogradSuite, AGradientThatIsTooLargeForTheWireEndsThePass) {
+  if (!GetParam().real) GTEST_SKIP() << "the World carries frames of any size";
+  start();
+  const int64_t count = wire::FrameLimits().max_segments / 2 + 1;
+  const std::vector<Tensor> weights = variable({count, 1, 1}, 18).unbind();
+  Context context;
+  const Tensor y = w0().rpc_sync("w1", embed, weights);
+  const Error error = error_of([&] { context.backward({y}, {.timeout = 20s}); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_EQ(error.worker(), "w1");
+  EXPECT_THAT(error.what(), HasSubstr("tensors or parts of them"));
+  EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
+  watch(context);
 }
 
 TEST_P(AutogradSuite, AWorkerThatDiesEndsThePassForTheOthers) {
