@@ -15,8 +15,12 @@ constexpr int kMaxNesting = 64;
 thread_local Waiter* thread_waiter = nullptr;
 
 struct CallbackRow {
+  struct Waiting {
+    std::function<void()> callback;
+    bool deep;  // it waits for want of stack, not behind another callback of its future
+  };
   int depth = 0;  // of callbacks that run one inside the other
-  std::deque<std::function<void()>> waiting;
+  std::deque<Waiting> waiting;
 
   void run(std::function<void()>& callback) {
     struct Nested {
@@ -29,8 +33,18 @@ struct CallbackRow {
   // Until no more than `rest` wait.
   void run_waiting(size_t rest = 0) {
     while (waiting.size() > rest) {
-      std::function<void()> next = std::move(waiting.front());
+      std::function<void()> next = std::move(waiting.front().callback);
       waiting.pop_front();
+      run(next);
+    }
+  }
+  void run_deep() {
+    for (;;) {
+      const auto deep = std::find_if(waiting.begin(), waiting.end(),
+                                     [](const Waiting& entry) { return entry.deep; });
+      if (deep == waiting.end()) return;
+      std::function<void()> next = std::move(deep->callback);
+      waiting.erase(deep);
       run(next);
     }
   }
@@ -62,9 +76,18 @@ class CondVarSleeper final : public Sleeper {
 Waiter* current_waiter() noexcept { return thread_waiter; }
 void set_current_waiter(Waiter* waiter) noexcept { thread_waiter = waiter; }
 
-CallbackPause::CallbackPause() : outer_depth_(std::exchange(callback_row.depth, 0)) {
+CallbackPause::CallbackPause(const Elsewhere& elsewhere)
+    : outer_depth_(std::exchange(callback_row.depth, 0)) {
   Unfinished::hand_over_all();
-  callback_row.run_waiting();
+  if (!elsewhere) callback_row.run_deep();
+  if (!elsewhere || callback_row.waiting.empty()) return;
+  elsewhere([row = std::exchange(callback_row.waiting, {})]() mutable {
+    auto& waiting = callback_row.waiting;
+    const size_t before = waiting.size();
+    waiting.insert(waiting.begin(), std::make_move_iterator(row.begin()),
+                   std::make_move_iterator(row.end()));
+    callback_row.run_waiting(before);
+  });
 }
 
 CallbackPause::~CallbackPause() { callback_row.depth = outer_depth_; }
@@ -117,14 +140,15 @@ void FutureCore::announce() {
   }
   CallbackRow& row = callback_row;
   if (row.depth >= kMaxNesting) {
-    for (auto& callback : callbacks) row.waiting.push_back(std::move(callback));
+    for (auto& callback : callbacks) row.waiting.push_back({std::move(callback), true});
     return;
   }
   if (callbacks.empty()) return;
   // The others go to the head of the row, where the first one finds them if it is about to block.
   const size_t before = row.waiting.size();
-  row.waiting.insert(row.waiting.begin(), std::make_move_iterator(callbacks.begin() + 1),
-                     std::make_move_iterator(callbacks.end()));
+  for (size_t last = callbacks.size() - 1; last > 0; --last) {
+    row.waiting.push_front({std::move(callbacks[last]), false});
+  }
   row.run(callbacks.front());
   row.run_waiting(row.depth == 0 ? 0 : before);
 }

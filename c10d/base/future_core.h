@@ -39,13 +39,17 @@ class Sleeper {
 
 // Callbacks that make further futures ready nest up to a depth; the rest wait for their turn in a
 // row, so that a long chain needs no deep stack. A thread that is about to block inside a callback
-// first gives away what is Unfinished and runs that row, since what it waits for may lie there, and
-// nests anew while it waits.
+// first gives away what is Unfinished, and that row, since what it waits for may lie there; it
+// nests anew while it waits. Callbacks of one future never run on top of each other: either may
+// wait for the other.
 //
 // Threading: made and destroyed by the same thread, on its stack.
 class CallbackPause {
  public:
-  CallbackPause();
+  // Has `row` run, once, in another thread.
+  using Elsewhere = std::function<void(std::function<void()> row)>;
+  //   elsewhere  empty: what waits for want of stack is run here, the rest when this thread is back
+  explicit CallbackPause(const Elsewhere& elsewhere = nullptr);
   ~CallbackPause();
   CallbackPause(const CallbackPause&) = delete;
   CallbackPause& operator=(const CallbackPause&) = delete;

@@ -20,7 +20,6 @@ constexpr uint64_t kWakeKey = 1, kStopKey = 2, kTimersKey = 3, kFirstSourceKey =
 constexpr uint64_t kWriteBit = uint64_t{1} << 63;
 constexpr int kIdleLoopers = 2;        // kept asleep, so that one reads while another runs a task
 constexpr int kRetireAfterMs = 2'000;  // how long a superfluous thread stays idle
-constexpr int kForPatientTasks = 16;   // threads beyond the limit, for what the others may wait for
 
 OwnedDescriptor checked(int fd, const char* what) {
   if (fd >= 0) return OwnedDescriptor(fd);
@@ -107,6 +106,7 @@ void Reactor::stop() {
     for (auto& thread : ended) thread.join();
   }
   reject_queue(why);  // what waiting threads had in their inboxes
+  timers_.run_due();  // what threads have handed over, and none took any more
   std::unordered_map<uint64_t, std::shared_ptr<Source>> sources;  // destroyed outside the lock
   MutexLock lock(sources_mutex_);
   sources.swap(sources_);
@@ -280,14 +280,19 @@ void Reactor::give_back_event(uint64_t key) noexcept {
 }
 
 bool Reactor::retire(Thread& self) {
-  MutexLock lock(mutex_);
-  if (stopping_.load() || loopers_locked() <= kIdleLoopers) return false;
-  const auto found = std::find_if(threads_.begin(), threads_.end(),
-                                  [&](const auto& thread) { return thread.get() == &self; });
-  if (found == threads_.end()) return false;  // stop() is joining it
-  ended_.push_back(std::move((*found)->handle));
-  threads_.erase(found);
-  --alive_;
+  std::vector<std::thread> before;  // joined without the lock: what users keep for a thread ends
+  {
+    MutexLock lock(mutex_);
+    if (stopping_.load() || loopers_locked() <= kIdleLoopers) return false;
+    const auto found = std::find_if(threads_.begin(), threads_.end(),
+                                    [&](const auto& thread) { return thread.get() == &self; });
+    if (found == threads_.end()) return false;  // stop() is joining it
+    before.swap(ended_);
+    ended_.push_back(std::move((*found)->handle));
+    threads_.erase(found);
+    --alive_;
+  }
+  for (auto& thread : before) thread.join();
   return true;
 }
 

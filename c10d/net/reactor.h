@@ -78,6 +78,8 @@ class Reactor {
   struct Thread;
   struct Slot;
 
+  static constexpr int kForPatientTasks = 16;  // threads beyond max_threads
+
   // The life of a thread: reactor.cc.
   void loop(const std::shared_ptr<Thread>& self);
   bool run_one_task();
@@ -94,6 +96,7 @@ class Reactor {
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
   void note_exhaustion_locked() FARSPAN_REQUIRES(mutex_);
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
+  void look_at_shortage();
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
   bool give_to_chain_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
@@ -131,7 +134,8 @@ class Reactor {
   std::vector<std::thread> ended_ FARSPAN_GUARDED_BY(mutex_);  // retired, to be joined
   int max_threads_
       FARSPAN_GUARDED_BY(mutex_);  // fewer than the option's when the system gives less
-  int patient_threads_ FARSPAN_GUARDED_BY(mutex_);  // beyond that, for patient tasks
+  int patient_threads_ FARSPAN_GUARDED_BY(mutex_);            // beyond that, for patient tasks
+  bool short_of_threads_ FARSPAN_GUARDED_BY(mutex_) = false;  // look_at_shortage() will come
   int alive_ FARSPAN_GUARDED_BY(mutex_) = 0;
   int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
   int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback

@@ -51,7 +51,8 @@ class Reactor::Blocked {
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
 
-  // Runs a task of the thread's own chain, if one was put into its inbox.
+  // Runs a task of the thread's own chain, if one was put into its inbox; turns it away when the
+  // stack has no room for it.
   void run_inbox();
 
  private:

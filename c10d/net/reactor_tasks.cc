@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kWorthAWakeUpNs = 50'000;
 // How long work may lie behind a task that takes longer than expected.
 constexpr std::chrono::milliseconds kRescueAfter{1};
+// How often to try again after the system has given no thread.
+constexpr std::chrono::milliseconds kShortageLooks{100};
 // How long no blocked thread may have moved before work is turned away: until then one may come
 // back, and take it.
 constexpr std::chrono::seconds kStalledAfter{1};
@@ -51,8 +53,6 @@ bool Reactor::exhausted_locked() const { return running_ == 0 && blocked_ >= max
 // False when there can be no more threads.
 bool Reactor::spawn_locked() {
   if (stopping_.load()) return false;
-  for (auto& thread : ended_) thread.join();  // retired: these take no lock any more
-  ended_.clear();
   auto thread = std::make_shared<Thread>();
   threads_.push_back(thread);
   ++alive_;
@@ -65,8 +65,22 @@ bool Reactor::spawn_locked() {
     max_threads_ = std::max(alive_ - 1, 0);  // the system's limit is ours, and one thread reads
     patient_threads_ = 0;
     note_exhaustion_locked();
+    if (!std::exchange(short_of_threads_, true)) {
+      timers_.add(Clock::now() + kShortageLooks, [this] { look_at_shortage(); });
+    }
     return false;
   }
+}
+
+// The options' limits hold again as soon as the system gives a thread.
+void Reactor::look_at_shortage() {
+  MutexLock lock(mutex_);
+  short_of_threads_ = false;
+  if (!spawn_locked()) return;
+  max_threads_ = options_.max_threads;
+  patient_threads_ = kForPatientTasks;
+  note_exhaustion_locked();
+  share_queue_locked();
 }
 
 void Reactor::wake_one() noexcept {

@@ -1,5 +1,6 @@
 // How a thread waits: it polls for what it waits for, then sleeps on it.
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +12,42 @@
 #include <farspan/c10d/net/reactor_state.h>
 
 namespace farspan::net {
+namespace {
+
+// The callbacks that would lie behind one that blocks.
+class CallbackTask final : public Task {
+ public:
+  explicit CallbackTask(std::function<void()> callbacks) : callbacks_(std::move(callbacks)) {
+    patient = true;
+  }
+  void run() noexcept override { callbacks_(); }
+  void reject(const Error&) noexcept override { callbacks_(); }  // futures depend on them
+
+ private:
+  std::function<void()> callbacks_;
+};
+
+// Whether what a task may need of the calling thread's stack is left.
+bool has_stack() noexcept {
+  constexpr size_t kEnough = size_t{1} << 20;
+  struct Stack {
+    size_t bottom = 0, size = 0;
+    Stack() noexcept {
+      pthread_attr_t attributes;
+      void* address = nullptr;
+      if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+      if (pthread_attr_getstack(&attributes, &address, &size) == 0) {
+        bottom = reinterpret_cast<size_t>(address);
+      }
+      pthread_attr_destroy(&attributes);
+    }
+  };
+  thread_local const Stack stack;
+  const auto here = reinterpret_cast<size_t>(__builtin_frame_address(0));
+  return here - stack.bottom > std::min(kEnough, stack.size / 4);
+}
+
+}  // namespace
 
 Reactor::Slot::~Slot() {
   if (fd >= 0) close(fd);
@@ -48,7 +85,10 @@ Reactor::Blocked::Blocked(Reactor& waited_on, Slot& slot)
     : outer_(thread_state()),
       reactor_(outer_.reactor ? *outer_.reactor : waited_on),
       waiting_(outer_.reactor ? Station::kWaiting : Station::kOutside),
-      slot_(slot) {
+      slot_(slot),
+      pause_([this](std::function<void()> row) {
+        reactor_.run(std::make_unique<CallbackTask>(std::move(row)));
+      }) {
   enter(outer_.station);
 }
 
@@ -70,20 +110,25 @@ void Reactor::Blocked::enter(Station from) {
 
 void Reactor::Blocked::leave(Station to) {
   if (outer_.reactor) thread_state().station = to;
-  MutexLock lock(reactor_.mutex_);
-  if (outer_.chain != 0) {
-    const auto waiting = reactor_.waiting_.find(outer_.chain);
-    const auto mine = std::find(waiting->second.rbegin(), waiting->second.rend(), &slot_);
-    waiting->second.erase(std::next(mine).base());
-    if (waiting->second.empty()) reactor_.waiting_.erase(waiting);
+  bool returned = false;
+  {
+    MutexLock lock(reactor_.mutex_);
+    if (outer_.chain != 0) {
+      const auto waiting = reactor_.waiting_.find(outer_.chain);
+      const auto mine = std::find(waiting->second.rbegin(), waiting->second.rend(), &slot_);
+      waiting->second.erase(std::next(mine).base());
+      if (waiting->second.empty()) reactor_.waiting_.erase(waiting);
+    }
+    returned = !slot_.inbox.empty();
+    if (returned) reactor_.offered_ = false;
+    for (auto& task : slot_.inbox) reactor_.queue_.push_front(std::move(task));
+    reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
+    slot_.inbox.clear();
+    slot_.has_mail.store(false);
+    if (outer_.reactor) reactor_.move_locked(waiting_, to);
+    reactor_.share_queue_locked();
   }
-  if (!slot_.inbox.empty()) reactor_.offered_ = false;
-  for (auto& task : slot_.inbox) reactor_.queue_.push_front(std::move(task));
-  reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
-  slot_.inbox.clear();
-  slot_.has_mail.store(false);
-  if (outer_.reactor) reactor_.move_locked(waiting_, to);
-  reactor_.share_queue_locked();
+  if (returned) reactor_.relieve_if_exhausted();
 }
 
 void Reactor::Blocked::run_inbox() {
@@ -94,6 +139,10 @@ void Reactor::Blocked::run_inbox() {
     task = std::move(slot_.inbox.front());
     slot_.inbox.erase(slot_.inbox.begin());
     slot_.has_mail.store(!slot_.inbox.empty());
+  }
+  if (!has_stack()) {
+    return task->reject(Error(Code::kOverloaded, "calls are nested too deeply for a thread's stack")
+                            .advice("recurse less deeply, or raise the stack's limit (ulimit -s)"));
   }
   leave(Station::kInTask);
   task->run();

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "c10d/net/tasks.h"
@@ -246,6 +248,44 @@ TEST_F(ReactorLimitTest, AThreadFromOutsideRunsTasksOfItsChain) {
   EXPECT_EQ(where, id);
 }
 
+TEST_F(ReactorLimitTest, WhatAThreadFromOutsideLeavesIsNotForgotten) {
+  block_all();
+  for (int round = 0; round < 3; ++round) {
+    Promise<void> answer;
+    std::thread outside([&] {
+      net::set_current_chain(9);
+      EXPECT_TRUE(reactor_.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(10)),
+                                nullptr));
+      net::set_current_chain(0);
+    });
+    std::this_thread::sleep_for(milliseconds(20));  // for it to wait, as a rule
+    const auto nested = run(
+        reactor_, [] {}, 9);
+    answer.set_value();
+    outside.join();
+    EXPECT_TRUE(ends(nested)) << "neither run nor turned away";
+  }
+}
+
+TEST_F(ReactorLimitTest, ARecursionThatIsTooDeepForAThreadIsTurnedAway) {
+  int depth = 0;
+  std::optional<Error> end;
+  Promise<void> begin;
+  const std::function<void()> recurse = [&] {
+    if (++depth == 1) begin.future().wait();
+    const auto nested = run(reactor_, recurse, 7);
+    nested.wait_for(std::chrono::seconds(60));
+    if (nested.has_error() && !end) end = nested.error();
+  };
+  const auto all = run(reactor_, recurse, 7);
+  fill_up(1);
+  begin.set_value();
+  ASSERT_TRUE(all.wait_for(std::chrono::seconds(60)));
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->code(), Code::kOverloaded) << end->what();
+  EXPECT_GT(depth, 200);
+}
+
 TEST_F(ReactorLimitTest, WorkIsTakenAgainWhenAThreadIsFree) {
   block_all();
   EXPECT_TRUE(run(reactor_, [] {}).wait_for(milliseconds(10'000)));
@@ -263,6 +303,82 @@ TEST(ReactorWait, GivesUpAtItsDeadline) {
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(20)), nullptr));
   EXPECT_GE(Clock::now() - begun, milliseconds(20));
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(0)), nullptr));
+}
+
+TEST(ReactorWait, ACallbackMayWaitForWhatALaterOneMakes) {
+  Reactor reactor;
+  Promise<int> promise;
+  Future<int> later;
+  bool in_time = false;
+  promise.future().on_ready([&] { in_time = later.wait_for(std::chrono::seconds(10)); });
+  later = promise.future().then([](int value) { return value + 1; });
+  ASSERT_TRUE(ends(run(reactor, [&] { promise.set_value(1); })));
+  EXPECT_TRUE(in_time);
+  EXPECT_EQ(later.value(), 2);
+}
+
+TEST(ReactorWait, ALaterCallbackMayWaitForAnEarlierOne) {
+  Reactor reactor;
+  Promise<int> promise, slow;
+  const auto first = promise.future().then([slow](int) { return slow.future().wait() + 1; });
+  const auto second = promise.future().then([first](int) { return first.wait() + 1; });
+  const auto done = run(reactor, [&] { promise.set_value(1); });
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 2; }));
+  slow.set_value(5);
+  ASSERT_TRUE(second.wait_for(std::chrono::seconds(10)));
+  EXPECT_EQ(second.value(), 7);
+  EXPECT_TRUE(ends(done));
+}
+
+TEST(ReactorWait, ManyCallbacksThatWaitNeedFewThreadsAndNoDeepStack) {
+  Reactor reactor(few(2, 4));
+  Promise<int> promise, slow;
+  std::vector<Future<int>> all;
+  for (int i = 0; i < 50'000; ++i) {
+    all.push_back(promise.future().then([slow](int) { return slow.future().wait(); }));
+  }
+  const auto done = run(reactor, [&] { promise.set_value(1); });
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked > 4; }));
+  EXPECT_LT(reactor.counters().threads, 40);
+  slow.set_value(5);
+  EXPECT_TRUE(ends(done));
+  for (const auto& one : all) EXPECT_EQ(one.wait(), 5);
+}
+
+// Objects that a user keeps for each thread end with it, and may take their time.
+struct Farewell {
+  std::function<void()> say;
+  ~Farewell() {
+    if (say) say();
+  }
+};
+thread_local Farewell farewell;
+
+TEST(ReactorThreads, OneThatTakesLeaveSlowlyKeepsNobodyWaiting) {
+  Promise<void> gate, answer, leaving;
+  Reactor reactor(few(8, 16));
+  std::vector<Future<void>> all;
+  for (int i = 0; i < 8; ++i) {
+    all.push_back(run(reactor, [&] {
+      farewell.say = [&] {
+        leaving.set_value();
+        answer.future().wait();
+      };
+      gate.future().wait();
+    }));
+  }
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 8; }));
+  gate.set_value();
+  ASSERT_TRUE(ends(collect_all(all)));
+  ASSERT_TRUE(ends(leaving.future()));
+  // Expect: threads are started, and end, all the same.
+  Promise<void> again;
+  std::vector<Future<void>> more;
+  for (int i = 0; i < 12; ++i) more.push_back(run(reactor, [&] { again.future().wait(); }));
+  EXPECT_TRUE(eventually([&] { return reactor.counters().blocked >= 8; }));
+  again.set_value();
+  EXPECT_TRUE(ends(collect_all(more)));
+  answer.set_value();
 }
 
 // A timer's callback runs on a reading thread, and should not block. When it does all the same,

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <vector>
 
 #include "c10d/net/tasks.h"
 #include "support/errors.h"
@@ -56,6 +57,28 @@ TEST_F(ThreadShortageTest, WorkIsTurnedAwayWhenNoThreadIsLeftToRead) {
   const auto third = run(reactor, [] {});
   ASSERT_TRUE(ends(third));
   EXPECT_FALSE(third.has_error());
+}
+
+TEST_F(ThreadShortageTest, IsOverWhenTheSystemGivesThreadsAgain) {
+  Promise<void> gate;
+  net::Reactor reactor({.threads = 2, .max_threads = 8});
+  refuse = true;
+  std::vector<Future<void>> all;
+  all.push_back(run(reactor, [&] { gate.future().wait(); }));
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 1; }));
+  ASSERT_TRUE(ends(run(reactor, [] {})));  // turned away
+  refuse = false;
+  EXPECT_TRUE(eventually([&] {
+    const auto task = run(reactor, [] {});
+    return ends(task) && !task.has_error();
+  }));
+  for (int i = 1; i < 8; ++i) all.push_back(run(reactor, [&] { gate.future().wait(); }));
+  EXPECT_TRUE(eventually([&] { return reactor.counters().blocked == 8; }));
+  gate.set_value();
+  for (const auto& one : all) {
+    ASSERT_TRUE(ends(one));
+    EXPECT_FALSE(one.has_error());
+  }
 }
 
 TEST_F(ThreadShortageTest, ATaskOfAWaitingChainStillRuns) {
