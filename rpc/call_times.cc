@@ -10,6 +10,8 @@ namespace {
 
 // Sixteen buckets for each power of two, and below 32 ns one for each nanosecond.
 constexpr uint64_t kPerOctave = 16;
+// Those that a time can fall into. What came from another worker may have any number.
+constexpr size_t kBuckets = CallTimesRecorder::kBuckets;
 
 size_t bucket_of(uint64_t ns) noexcept {
   const int width = std::bit_width(ns);
@@ -36,7 +38,9 @@ Clock::duration CallTimes::quantile(double share) const noexcept {
   uint64_t seen = 0;
   for (size_t bucket = 0; bucket < counts.size(); ++bucket) {
     seen += counts[bucket];
-    if (seen > 0 && seen >= wanted) return std::chrono::nanoseconds(time_of(bucket));
+    if (seen > 0 && seen >= wanted) {
+      return std::chrono::nanoseconds(time_of(std::min(bucket, kBuckets - 1)));
+    }
   }
   return {};
 }

@@ -32,11 +32,12 @@ FARSPAN_STRUCT(CallTimes, counts);
 // Threading: every method from any thread; none waits for another.
 class CallTimesRecorder {
  public:
+  static constexpr size_t kBuckets = 960;  // up to the longest Clock::duration
+
   void add(Clock::duration took) noexcept;
   CallTimes read() const;
 
  private:
-  static constexpr size_t kBuckets = 960;  // up to the longest Clock::duration
   std::array<std::atomic<uint64_t>, kBuckets> counts_{};
 };
 

@@ -70,6 +70,40 @@ class Connection::Delivery final : Unfinished {
   bool handed_over_ = false;
 };
 
+// Calls that have ended without an answer, and perhaps the line with them. If what runs for one of
+// them blocks, others tell the rest.
+class Connection::Ending final : Unfinished {
+ public:
+  Ending(std::shared_ptr<Connection> connection, std::vector<PendingCalls::Taken> calls, Error why,
+         bool of_the_line) noexcept
+      : connection_(std::move(connection)),
+        calls_(std::move(calls)),
+        why_(std::move(why)),
+        of_the_line_(of_the_line) {}
+  void run() {
+    while (next_ < calls_.size()) connection_->finish(std::move(calls_[next_++]), nullptr, &why_);
+    if (std::exchange(of_the_line_, false)) connection_->owner_.on_closed(connection_, why_);
+  }
+
+ private:
+  void hand_over() noexcept override {
+    if (next_ == calls_.size() && !of_the_line_) return;
+    const auto rest = std::make_shared<std::vector<PendingCalls::Taken>>();
+    while (next_ < calls_.size()) rest->push_back(std::move(calls_[next_++]));
+    connection_->reactor_.timers().add(
+        TimePoint(), [connection = connection_, rest, why = why_,
+                      of_the_line = std::exchange(of_the_line_, false)] {
+          Ending(connection, std::move(*rest), why, of_the_line).run();
+        });
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  std::vector<PendingCalls::Taken> calls_;
+  const Error why_;
+  bool of_the_line_;
+  size_t next_ = 0;
+};
+
 Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
                        ConnectionLimits limits)
     : reactor_(reactor),
@@ -120,6 +154,8 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   const uint64_t bytes = frame.bytes() + kCallOverhead;
   const bool in_line = waiting_calls_.load() > 0 && bytes > limits_.max_in_flight_bytes / kSmall;
   const bool waits = in_line || !has_room(bytes, false);
+  std::optional<Watch> watch;  // while it waits for room, as well
+  if (waits && deadline.is_never()) watch.emplace(self());
   if (waits && !wait_for_room(bytes, deadline)) {
     return handler->on_error(
         Error(Code::kTimeout, "calls of " + std::to_string(limits_.max_in_flight_bytes >> 20) +
@@ -221,16 +257,25 @@ bool Connection::wait_for_room(uint64_t bytes, Deadline deadline) {
     waiting_calls_.store(waiting.size());
   }
   make_room();  // those that ended just before have told nobody
-  wait(*given, deadline);
+  try {
+    wait(*given, deadline);
+  } catch (const Error&) {  // no descriptor to sleep on
+    leave_row(*given);
+    throw;
+  }
   if (!deadline.expired()) return true;
+  leave_row(*given);
+  return false;
+}
+
+void Connection::leave_row(const FutureCore& room) {
   {
     MutexLock lock(mutex_);
     std::erase_if(waiting_for_room_,
-                  [&](const Waiting& one) { return one.room.future().state() == given; });
+                  [&](const Waiting& one) { return one.room.future().state().get() == &room; });
     waiting_calls_.store(waiting_for_room_.size());
   }
   make_room();  // for those behind
-  return false;
 }
 
 // Lets the first of those pass that wait, which lets the next one pass when it counts.
@@ -345,9 +390,8 @@ void Connection::close(const Error& why) {
   }
   outbox_.close();
   opened_.set_error(why);
-  for (auto& taken : pending_.close()) finish(std::move(taken), nullptr, &why);
   for (auto& one : waiting) one.room.set_value();
-  owner_.on_closed(self(), why);
+  Ending(self(), pending_.close(), why, true).run();
 }
 
 void Connection::answer_ping() {
@@ -360,6 +404,19 @@ void Connection::answer_ping() {
 
 Heartbeat::Traffic Connection::traffic() const noexcept {
   return {received_bytes(), outbox_.sent_bytes(), outbox_.has_left()};
+}
+
+Connection::Watch::Watch(std::shared_ptr<Connection> connection)
+    : connection_(std::move(connection)) {
+  connection_->watches_.fetch_add(1);
+  if (!connection_->watching_.load()) connection_->watch_peer();
+}
+
+Connection::Watch::~Watch() { connection_->watches_.fetch_sub(1); }
+
+// By somebody who has no deadline.
+bool Connection::is_waited_for() const noexcept {
+  return pending_.has_endless() || watches_.load() > 0;
 }
 
 void Connection::watch_peer() {
@@ -380,11 +437,11 @@ void Connection::look_later(TimePoint at) {
 
 void Connection::look_at_peer() {
   if (is_closed()) return;
-  bool waiting = pending_.has_endless();
+  bool waiting = is_waited_for();
   if (!waiting) {
     // A call that comes now sees that nobody looks, or is seen here.
     watching_.store(false);
-    if (!pending_.has_endless() || watching_.exchange(true)) return;
+    if (!is_waited_for() || watching_.exchange(true)) return;
     waiting = true;
   }
   Heartbeat::Action action;
@@ -418,14 +475,13 @@ void Connection::watch_deadline(Deadline deadline) {
 
 void Connection::expire_at(TimePoint at) {
   Deadline next;
-  const Error error(Code::kTimeout, "no answer in time");
-  for (auto& taken : pending_.expire(at, Clock::now(), next)) {
-    finish(std::move(taken), nullptr, &error);
+  auto expired = pending_.expire(at, Clock::now(), next);
+  if (!next.is_never()) {
+    reactor_.timers().add(next.at(), [weak = weak_from_this(), again = next.at()] {
+      if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire_at(again);
+    });
   }
-  if (next.is_never()) return;
-  reactor_.timers().add(next.at(), [weak = weak_from_this(), again = next.at()] {
-    if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire_at(again);
-  });
+  Ending(self(), std::move(expired), Error(Code::kTimeout, "no answer in time"), false).run();
 }
 
 Error Connection::why_closed() const {

@@ -72,6 +72,18 @@ class Connection final : public net::Source, public ReplyRoute {
   void expect_end() noexcept { ending_.store(true); }
   bool ending() const noexcept { return ending_.load(); }
 
+  // While one lives, a peer that is silent is given up, as for a call without a deadline.
+  class Watch {
+   public:
+    explicit Watch(std::shared_ptr<Connection> connection);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    const std::shared_ptr<Connection> connection_;
+  };
+
   // Waits until everything that was sent has left; at most until the deadline.
   void drain(Deadline deadline);
   // Waits for a future that traffic on this line will bring; false when the deadline passed.
@@ -105,6 +117,7 @@ class Connection final : public net::Source, public ReplyRoute {
 
  private:
   class Delivery;
+  class Ending;
   enum class State { kOpening, kOpen, kClosed };
   struct Waiting {
     uint64_t bytes;
@@ -118,6 +131,7 @@ class Connection final : public net::Source, public ReplyRoute {
   bool has_room(uint64_t bytes, bool nested) const noexcept;
   // Waits while too many bytes are under way; false when the deadline passed first.
   bool wait_for_room(uint64_t bytes, Deadline deadline);
+  void leave_row(const FutureCore& room);
   void make_room();
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
   void deliver(wire::InFrame&& frame);
@@ -126,6 +140,7 @@ class Connection final : public net::Source, public ReplyRoute {
   void close_ended();
   void send_instead(const wire::OutFrame& frame, const Error& why);
   Heartbeat::Traffic traffic() const noexcept;
+  bool is_waited_for() const noexcept;
   void watch_peer();
   void look_at_peer();
   void look_later(TimePoint at);
@@ -149,6 +164,7 @@ class Connection final : public net::Source, public ReplyRoute {
   std::atomic<bool> read_all_{false};     // the stream has ended, or is to be read no more
   std::atomic<size_t> waiting_calls_{0};  // waiting_for_room_.size()
   std::atomic<bool> watching_{false};     // the heartbeat looks, or is about to
+  std::atomic<int> watches_{0};
   Promise<void> opened_;
   PendingCalls pending_;
   Outbox outbox_;

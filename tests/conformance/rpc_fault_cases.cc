@@ -120,6 +120,42 @@ TEST_P(RpcSuite, AWorkerThatStandsStillIsGivenUpByCallsWithoutADeadline) {
   cluster().kill(1);
 }
 
+TEST_P(RpcSuite, AWorkerThatStandsStillIsGivenUpByCallsThatWaitForRoom) {
+  if (!GetParam().can_freeze || !GetParam().real) GTEST_SKIP() << "there is room in the World";
+  start({.max_in_flight_bytes = 1 << 20, .silence_timeout = 1'200ms});
+  spoil();
+  const Tensor large = at::ones({4 << 20});
+  EXPECT_EQ(w0().rpc_sync("w1", sum_of, large), 4 << 20);
+  cluster().freeze(1);
+  const Error first =
+      error_of([&] { w0().rpc_sync("w1", CallOptions{.timeout = 100ms}, sum_of, large); });
+  EXPECT_EQ(first.code(), Code::kTimeout);
+  // Expect: its bytes are still there, and the next one waits for room, but not for ever.
+  const Error second =
+      error_of([&] { w0().rpc_sync("w1", CallOptions{.timeout = kNoTimeout}, sum_of, large); });
+  EXPECT_EQ(second.code(), Code::kDisconnected) << second.what();
+  cluster().thaw(1);
+  cluster().kill(1);
+}
+
+// A continuation of a failed call waits for others that have failed with it.
+TEST_P(RpcSuite, WhatRunsForAFailedCallMayWaitForOthersThatFail) {
+  if (!GetParam().real) GTEST_SKIP() << "the World delivers one after the other";
+  start();
+  std::vector<Future<int64_t>> calls;
+  for (int i = 0; i < 4; ++i) {
+    calls.push_back(w0().rpc_async("w1", CallOptions{.timeout = 200ms}, pass_gate_later, i));
+  }
+  std::vector<Future<bool>> in_time;
+  for (const auto& call : calls) {
+    in_time.push_back(call.then([calls](const Future<int64_t>&) {
+      return std::all_of(calls.begin(), calls.end(),
+                         [](const Future<int64_t>& other) { return other.wait_for(20s); });
+    }));
+  }
+  for (const auto& all : in_time) EXPECT_TRUE(all.wait());
+}
+
 TEST_P(RpcSuite, AnArgumentThatChangesUnderACallFailsIt) {
   start();
   for (const int64_t size : {100, 100'000, 4'000'000}) {
