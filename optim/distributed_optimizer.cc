@@ -10,9 +10,11 @@ namespace {
 class EndOfStep {
  public:
   EndOfStep(OptimRoom& room, OptimRoom::StepKey key) : room_(room), key_(key) {}
-  ~EndOfStep() { room_.end_step(key_); }
+  ~EndOfStep() { in_doubt ? room_.abandon_step(key_) : room_.end_step(key_); }
   EndOfStep(const EndOfStep&) = delete;
   EndOfStep& operator=(const EndOfStep&) = delete;
+
+  bool in_doubt = false;  // owners have been asked to apply it, and may be at it still
 
  private:
   OptimRoom& room_;
@@ -92,21 +94,24 @@ OwnerOptimizers::OwnerOptimizers(Worker& worker, const std::vector<Group>& group
 
 uint64_t OwnerOptimizers::step(dist_autograd::ContextId context, const CallOptions& options) {
   const dist_autograd::OutsideContext outside;
-  const auto apply = [&] {
+  const auto apply = [&](uint64_t number) {
     std::vector<Future<void>> steps;
     for (const auto& local : locals_) {
       steps.push_back(guarded([&] {
-        return local.rpc_async(options, &LocalOptimizer::step, static_cast<uint64_t>(context));
+        return local.rpc_async(options, &LocalOptimizer::step, static_cast<uint64_t>(context),
+                               number);
       }));
     }
     wait_for_all("DistributedOptimizer::step", names_, steps);
   };
-  if (mode_ == StepMode::kHogwild) return apply(), 0;
+  if (mode_ == StepMode::kHogwild) return apply(0), 0;
   if (const auto state = autograd_->find(context)) state->finished = true;
   const auto key = room_->new_key();
-  const EndOfStep end(*room_, key);
+  EndOfStep end(*room_, key);
   const uint64_t number = room_->begin_step(key, context, owners_, options);
-  apply();
+  end.in_doubt = true;
+  apply(number);
+  end.in_doubt = false;
   return number;
 }
 

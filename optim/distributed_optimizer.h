@@ -111,7 +111,8 @@ class DistributedOptimizer {
   //   which
   //            owners apply them; else 0
   //   throws   Error: kTimeout (consistent: names the contexts that it waited for; nothing was
-  //            applied), or all that failed, by owner: then others have applied it
+  //            applied), or all that failed, by owner: then others have applied it. An owner that
+  //            did not answer in time may be applying it still: consistent contexts and steps wait
   uint64_t step(const dist_autograd::Context& context, const CallOptions& options = {}) {
     return owners_.step(context.id(), options);
   }

@@ -8,6 +8,24 @@
 #include <farspan/rpc/call/register.h>
 
 namespace farspan::optim {
+namespace {
+
+// This worker's part in a consistent step.
+class PartOfStep {
+ public:
+  PartOfStep(OptimRoom& room, uint64_t number) : room_(room), number_(number) {
+    room_.begin_part(number_);
+  }
+  ~PartOfStep() { room_.end_part(number_); }
+  PartOfStep(const PartOfStep&) = delete;
+  PartOfStep& operator=(const PartOfStep&) = delete;
+
+ private:
+  OptimRoom& room_;
+  const uint64_t number_;
+};
+
+}  // namespace
 
 LocalOptimizer::LocalOptimizer(const OptimizerSpec& defaults, const std::vector<LocalGroup>& groups,
                                std::shared_ptr<OptimRoom> guard)
@@ -40,7 +58,9 @@ LocalOptimizer::~LocalOptimizer() {
   if (guard_) guard_->unguard_parameters();
 }
 
-void LocalOptimizer::step(uint64_t context) {
+void LocalOptimizer::step(uint64_t context, uint64_t number) {
+  std::optional<PartOfStep> part;
+  if (guard_) part.emplace(*guard_, number);
   const auto room = dist_autograd::AutogradRoom::of(current_worker());
   const auto state = room->find_whole(dist_autograd::ContextId(context));
   if (!state) return;

@@ -39,6 +39,17 @@ uint64_t number(OptimRoom::ContextId context) { return static_cast<uint64_t>(con
 // How many of those that overtook what they end are remembered: as many as may be under way.
 constexpr size_t kOvertaken = 4096;
 
+// Runs `then` when a request has been answered, or never will be.
+class AfterAnswer final : public agent::ReplyHandler {
+ public:
+  explicit AfterAnswer(std::function<void()> then) : then_(std::move(then)) {}
+  void on_reply(wire::InFrame&&) noexcept override { then_(); }
+  void on_error(const Error&) noexcept override { then_(); }
+
+ private:
+  const std::function<void()> then_;
+};
+
 }  // namespace
 
 void OptimRoom::install(Worker& worker) {
@@ -64,14 +75,17 @@ OptimRoom::OptimRoom(Worker& worker)
         return messenger->worker_name(rank);
       }) {}
 
-// What ends something is told in frames without an answer: no deadline of the call that happens to
-// be served, and no lack of threads, may keep it back.
+// What ends something is told in frames that are served while they are read: no deadline of the
+// call that happens to be served, and no lack of threads, may keep it back. Those to rank 0 have no
+// answer; those that have one are its fences.
 void OptimRoom::listen() {
   messenger_->handle(wire::Kind::kOptimizer, agent::Messenger::Run::kInline,
                      [weak = weak_from_this()](agent::Request request) {
                        Farewell farewell;
                        const auto room = weak.lock();
-                       if (!room || request.frame().meta.size() != sizeof farewell) return;
+                       if (!room) return;
+                       if (!request.one_way()) return room->on_fence(std::move(request));
+                       if (request.frame().meta.size() != sizeof farewell) return;
                        std::memcpy(&farewell, request.frame().meta.data(), sizeof farewell);
                        room->on_farewell(request.from(), farewell);
                      });
@@ -200,6 +214,42 @@ void OptimRoom::released(ContextId context) noexcept {
   });
 }
 
+void OptimRoom::begin_part(uint64_t number) {
+  MutexLock lock(mutex_);
+  if (number <= last_step_) {
+    throw Error(Code::kCancelled, "the step is over: its trainer has given it up, or was lost")
+        .operation("consistent step");
+  }
+  last_step_ = number;
+  applying_.try_emplace(number);
+}
+
+void OptimRoom::end_part(uint64_t number) noexcept {
+  std::map<uint64_t, Promise<void>>::node_type part;
+  {
+    MutexLock lock(mutex_);
+    part = applying_.extract(number);
+  }
+  if (part) part.mapped().set_value();
+}
+
+Future<void> OptimRoom::fence_step(uint64_t number) {
+  MutexLock lock(mutex_);
+  last_step_ = std::max(last_step_, number);
+  const auto part = applying_.find(number);
+  return part == applying_.end() ? make_ready_future() : part->second.future();
+}
+
+void OptimRoom::on_fence(agent::Request request) {
+  uint64_t number = 0;
+  if (request.frame().meta.size() != sizeof number) {
+    return request.fail(Error(Code::kCorrupt, "no number of a step"));
+  }
+  std::memcpy(&number, request.frame().meta.data(), sizeof number);
+  const auto asked = std::make_shared<agent::Request>(std::move(request));
+  fence_step(number).on_ready([asked] { asked->reply({}); });
+}
+
 // --- As a trainer.
 
 uint64_t OptimRoom::begin_step(StepKey key, ContextId context, const std::vector<int64_t>& owners,
@@ -218,6 +268,10 @@ void OptimRoom::end_step(StepKey key) noexcept {
   tell({Farewell::kStepped, static_cast<uint64_t>(key)});
 }
 
+void OptimRoom::abandon_step(StepKey key) noexcept {
+  tell({Farewell::kAbandoned, static_cast<uint64_t>(key)});
+}
+
 void OptimRoom::tell(const Farewell& farewell) noexcept {
   if (messenger_->self().rank == kGateKeeper) return on_farewell(kGateKeeper, farewell);
   wire::OutFrame frame;
@@ -233,6 +287,7 @@ void OptimRoom::drive(Fn&& fn) {
   GateActions actions;
   std::vector<std::pair<Promise<uint64_t>, std::variant<uint64_t, Error>>> answers;
   std::vector<agent::TimerId> timers;
+  std::vector<Fence> fences;
   {
     MutexLock lock(gate_mutex_);
     fn(actions);
@@ -247,13 +302,15 @@ void OptimRoom::drive(Fn&& fn) {
       if (const auto* granted = std::get_if<Granted>(&action)) {
         take(granted->ticket);
         if (answers.size() > before) answers.back().second = granted->number;
+      } else if (const auto* refused = std::get_if<Refused>(&action)) {
+        take(refused->ticket);
+        if (answers.size() > before) answers.back().second = refused->why;
       } else {
-        const auto& refused = std::get<Refused>(action);
-        take(refused.ticket);
-        if (answers.size() > before) answers.back().second = refused.why;
+        fences.push_back(std::get<Fence>(action));
       }
     }
   }
+  for (const Fence& fence : fences) send(fence);
   for (const agent::TimerId timer : timers) messenger_->cancel(timer);
   for (auto& [promise, answer] : answers) {
     if (const auto* turn = std::get_if<uint64_t>(&answer)) {
@@ -336,17 +393,47 @@ void OptimRoom::on_farewell(int from, const Farewell& farewell) {
       gate_.leave(ContextId(farewell.id), from, actions);
       if (farewell.what == Farewell::kGaveUp) remember_overtaken(from, farewell);
     });
-  } else if (farewell.what == Farewell::kStepped) {
-    std::map<Ticket, Waiting>::node_type given_up;  // nobody listens to its promise any more
-    drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
-      const auto found = steps_.find({from, StepKey(farewell.id)});
-      if (found == steps_.end()) return remember_overtaken(from, farewell);
-      given_up = waiting_.extract(found->second);
-      gate_.step_done(found->second, actions);
-      steps_.erase(found);
-    });
-    if (given_up && given_up.mapped().timer) messenger_->cancel(given_up.mapped().timer);
+  } else if (farewell.what == Farewell::kStepped || farewell.what == Farewell::kAbandoned) {
+    on_step_end(from, farewell);
   }
+}
+
+void OptimRoom::on_step_end(int from, const Farewell& farewell) {
+  const bool abandoned = farewell.what == Farewell::kAbandoned;
+  std::map<Ticket, Waiting>::node_type given_up;  // nobody listens to its promise any more
+  drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+    const auto found = steps_.find({from, StepKey(farewell.id)});
+    if (found == steps_.end()) {
+      // One that has had its turn is abandoned already, if it is not known: with a lost trainer's.
+      if (!abandoned) remember_overtaken(from, farewell);
+      return;
+    }
+    given_up = waiting_.extract(found->second);
+    abandoned ? gate_.abandon_step(found->second, actions)
+              : gate_.step_done(found->second, actions);
+    steps_.erase(found);
+  });
+  if (given_up && given_up.mapped().timer) messenger_->cancel(given_up.mapped().timer);
+}
+
+// The request has no deadline, so that an owner that stands still is noticed (rpc/agent/heartbeat).
+void OptimRoom::send(const Fence& fence) {
+  const auto ended = [weak = weak_from_this(), fence] {
+    const auto room = weak.lock();
+    if (!room) return;
+    room->drive([&](GateActions& actions) FARSPAN_REQUIRES(room->gate_mutex_) {
+      room->gate_.part_ended(fence.step, fence.owner, actions);
+    });
+  };
+  if (fence.owner == messenger_->self().rank) return fence_step(fence.number).on_ready(ended);
+  // Not on the reading thread: a request may have to wait until there is room for it on the line.
+  messenger_->run([messenger = messenger_, fence, ended] {
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kOptimizer;
+    frame.meta = std::as_bytes(std::span(&fence.number, 1));
+    messenger->call(fence.owner, frame, Deadline::never(), std::make_shared<AfterAnswer>(ended),
+                    /*will_wait=*/false);
+  });
 }
 
 void OptimRoom::remember_overtaken(int from, const Farewell& farewell) {

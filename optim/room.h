@@ -40,13 +40,22 @@ class OptimRoom final : public WorkerRoom,
   void unguard_parameters() noexcept;
 
   StepKey new_key() noexcept { return StepKey(next_key_.fetch_add(1)); }
-  // Waits for the turn of a step that changes parameters of these owners. Whatever comes of it,
-  // end_step() must follow.
+  // Waits for the turn of a step that changes parameters of these owners. Whatever comes of it, one
+  // of the next two must follow.
   //   returns  its number: 1, 2, ... in the order of the turns
   //   throws   Error kTimeout: names the contexts, and their workers, that hold it up
   uint64_t begin_step(StepKey key, ContextId context, const std::vector<int64_t>& owners,
                       const CallOptions& options);
+  // No owner is applying it, or will.
   void end_step(StepKey key) noexcept;
+  // An owner may still be applying it, or yet begin to, since it has not answered.
+  void abandon_step(StepKey key) noexcept;
+
+  // Around what a step does to the parameters here.
+  //   number  of the step
+  //   throws  Error kCancelled: it is over already
+  void begin_part(uint64_t number);
+  void end_part(uint64_t number) noexcept;
 
   // ContextGate
   bool enter(ContextId context) override;
@@ -68,8 +77,8 @@ class OptimRoom final : public WorkerRoom,
   // What rank 0 is told, as it lies on the wire.
   struct Farewell {
     // A context is gone at the sender, which had entered it; which may yet come to enter it, by a
-    // request without an answer; a step of the sender's has ended.
-    enum What : uint64_t { kLeft = 1, kGaveUp = 2, kStepped = 3 };
+    // request without an answer; a step of the sender's has ended; it has given one up.
+    enum What : uint64_t { kLeft = 1, kGaveUp = 2, kStepped = 3, kAbandoned = 4 };
     uint64_t what = 0;
     uint64_t id = 0;  // ContextId or StepKey
     auto operator<=>(const Farewell&) const = default;
@@ -99,6 +108,10 @@ class OptimRoom final : public WorkerRoom,
   void expire(Ticket ticket);
   void tell(const Farewell& farewell) noexcept;
   void on_farewell(int from, const Farewell& farewell);
+  void on_step_end(int from, const Farewell& farewell);
+  void send(const Fence& fence);
+  void on_fence(agent::Request request);
+  Future<void> fence_step(uint64_t number);
   void check_wanted(int from, const Farewell& end) FARSPAN_REQUIRES(gate_mutex_);
   void remember_overtaken(int from, const Farewell& farewell) FARSPAN_REQUIRES(gate_mutex_);
 
@@ -110,6 +123,10 @@ class OptimRoom final : public WorkerRoom,
   Mutex mutex_;
   Future<void> guarded_ FARSPAN_GUARDED_BY(mutex_);  // since guards_ was zero
   std::map<ContextId, Entry> entered_ FARSPAN_GUARDED_BY(mutex_);
+  // The last step that has begun here, or been fenced: steps on the same owner come in the order of
+  // their numbers, so none up to it begins any more.
+  uint64_t last_step_ FARSPAN_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, Promise<void>> applying_ FARSPAN_GUARDED_BY(mutex_);
 
   mutable Mutex gate_mutex_;
   StepGate gate_ FARSPAN_GUARDED_BY(gate_mutex_);

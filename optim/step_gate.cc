@@ -81,11 +81,35 @@ void StepGate::step_done(Ticket step, GateActions& actions) {
   if (steps_.erase(step) > 0) advance(actions);
 }
 
+void StepGate::abandon(Steps::value_type& step, int lost, GateActions& actions) {
+  auto& [ticket, what] = step;
+  if (what.abandoned) return;
+  what.abandoned = true;
+  for (const int owner : what.owners) {
+    if (owner == lost) continue;
+    what.fenced.insert(owner);
+    actions.push_back(Fence{ticket, owner, what.number});
+  }
+}
+
+void StepGate::abandon_step(Ticket step, GateActions& actions) {
+  const auto found = steps_.find(step);
+  if (found == steps_.end()) return;
+  if (!found->second.granted()) return step_done(step, actions);
+  abandon(*found, /*lost=*/-1, actions);
+}
+
+void StepGate::part_ended(Ticket step, int owner, GateActions& actions) {
+  const auto found = steps_.find(step);
+  if (found == steps_.end() || found->second.fenced.erase(owner) == 0) return;
+  if (found->second.fenced.empty()) step_done(step, actions);
+}
+
 // A step that waits holds up only contexts younger than itself, and itself waits only for what is
 // older. So no circle of waiting can close, however calls, contexts and owners meet.
 bool StepGate::holds_up(Ticket ticket, const Step& step, const Entry& entry) const {
   if (step.owners.count(entry.owner) == 0) return false;
-  return step.granted || ticket < contexts_.at(entry.context).age;
+  return step.granted() || ticket < contexts_.at(entry.context).age;
 }
 
 bool StepGate::admit_entries(GateActions& actions) {
@@ -126,9 +150,10 @@ bool StepGate::may_go(Ticket ticket, const Step& step) const {
 bool StepGate::grant_steps(GateActions& actions) {
   bool any = false;
   for (auto& [ticket, step] : steps_) {
-    if (step.granted || !may_go(ticket, step)) continue;
-    step.granted = any = true;
-    actions.push_back(Granted{ticket, ++granted_});
+    if (step.granted() || !may_go(ticket, step)) continue;
+    step.number = ++granted_;
+    any = true;
+    actions.push_back(Granted{ticket, step.number});
   }
   return any;
 }
@@ -141,6 +166,16 @@ void StepGate::advance(GateActions& actions) {
 std::string StepGate::text(ContextId context) const {
   return "context " + std::to_string(number_of(context)) + " of worker '" +
          name_of_(maker_of(context)) + "'";
+}
+
+std::string StepGate::state(const Step& step) const {
+  if (!step.granted()) return "waits, too";
+  if (!step.abandoned) return "is being applied";
+  std::string owners;
+  for (const int owner : step.fenced) {
+    owners += (owners.empty() ? "'" : ", '") + name_of_(owner) + "'";
+  }
+  return "its trainer has given up, but " + owners + " may still be applying";
 }
 
 std::string StepGate::holders(Ticket ticket, const Step& step, TimePoint now) const {
@@ -157,8 +192,7 @@ std::string StepGate::holders(Ticket ticket, const Step& step, TimePoint now) co
   }
   for (const auto& [earlier, other] : steps_) {
     if (earlier >= ticket || !overlap(other.owners, step.owners)) continue;
-    all.push_back("the step of " + text(other.context) +
-                  (other.granted ? " (which is being applied)" : " (which waits, too)"));
+    all.push_back("the step of " + text(other.context) + " (which " + state(other) + ")");
   }
   std::string joined;
   for (const std::string& one : all) joined += (joined.empty() ? "" : ", ") + one;
@@ -171,9 +205,8 @@ void StepGate::expire(Ticket ticket, TimePoint now, GateActions& actions) {
                           name_of_(entry->second.owner) + "' in " + text(entry->second.context);
     for (const auto& [step, what] : steps_) {
       if (!holds_up(step, what, entry->second)) continue;
-      message += "; the step of " + text(what.context) +
-                 (what.granted ? " is being applied" : " is first, which waits for ") +
-                 (what.granted ? "" : holders(step, what, now));
+      message += "; the step of " + text(what.context) + " is first, which " +
+                 (what.granted() ? state(what) : "waits for " + holders(step, what, now));
     }
     const Error why = Error(Code::kTimeout, message)
                           .operation("consistent step")
@@ -187,7 +220,7 @@ void StepGate::expire(Ticket ticket, TimePoint now, GateActions& actions) {
     return advance(actions);
   }
   const auto step = steps_.find(ticket);
-  if (step == steps_.end() || step->second.granted) return;
+  if (step == steps_.end() || step->second.granted()) return;
   const Error why =
       Error(Code::kTimeout, "waited for " + holders(ticket, step->second, now))
           .operation("consistent step")
@@ -208,12 +241,14 @@ void StepGate::lose_worker(int rank, const Error& why, GateActions& actions) {
     at = gone ? contexts_.erase(at) : std::next(at);
   }
   for (auto at = steps_.begin(); at != steps_.end();) {
-    if (at->second.trainer != rank) {
-      ++at;
-      continue;
-    }
-    actions.push_back(Refused{at->first, why});
-    at = steps_.erase(at);
+    Step& step = at->second;
+    const bool its_own = step.trainer == rank;
+    if (its_own && step.granted()) abandon(*at, rank, actions);
+    step.fenced.erase(rank);
+    const bool waits = its_own && !step.granted();
+    if (waits) actions.push_back(Refused{at->first, why});
+    const bool over = waits || (step.abandoned && step.fenced.empty());
+    at = over ? steps_.erase(at) : std::next(at);
   }
   advance(actions);
 }

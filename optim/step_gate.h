@@ -29,12 +29,18 @@ struct Refused {
   Ticket ticket;
   Error why;
 };
-using GateActions = std::vector<std::variant<Granted, Refused>>;
+// Tell the owner that it may not begin this step any more; part_ended() when it is not applying it.
+struct Fence {
+  Ticket step;
+  int owner;
+  uint64_t number;  // of the step
+};
+using GateActions = std::vector<std::variant<Granted, Refused, Fence>>;
 
 struct GateCounters {
   size_t contexts = 0;  // inside, or waiting to get in
   size_t entries = 0;   // that wait
-  size_t steps = 0;     // that wait, or are being applied
+  size_t steps = 0;     // that wait, or may be being applied
 };
 
 // A context *enters* an owner before its first call there runs, and is inside until it leaves or
@@ -57,12 +63,18 @@ class StepGate {
   // A step on the gradients of `context`, which is finished now: it leaves all owners.
   Ticket request_step(ContextId context, int trainer, std::set<int> owners, TimePoint now,
                       GateActions& actions);
-  // A granted step has been applied, or failed; a waiting one is given up.
+  // A granted step is being applied by no owner, now and later; a waiting one is given up.
   void step_done(Ticket step, GateActions& actions);
+  // The trainer is done with a granted step, but owners may not be: it is over when all of them
+  // have been fenced and have ended their parts.
+  void abandon_step(Ticket step, GateActions& actions);
+  // This owner is not applying the step, and will not; or it is lost.
+  void part_ended(Ticket step, int owner, GateActions& actions);
 
   // When it still waits: refuses it with kTimeout, naming what holds it up.
   void expire(Ticket ticket, TimePoint now, GateActions& actions);
-  // Drops what came from this worker: entries, contexts inside it and made by it, and steps.
+  // Drops what came from this worker: entries, contexts inside it and made by it, and steps that
+  // wait. Granted ones are abandoned.
   void lose_worker(int rank, const Error& why, GateActions& actions);
 
   GateCounters counters() const noexcept {
@@ -86,8 +98,13 @@ class StepGate {
     int trainer;
     std::set<int> owners;
     TimePoint asked;
-    bool granted = false;
+    uint64_t number = 0;  // once it is granted
+    bool abandoned = false;
+    std::set<int> fenced = {};  // owners that may still be applying it, once it is abandoned
+
+    bool granted() const noexcept { return number > 0; }
   };
+  using Steps = std::map<Ticket, Step>;
 
   Context& know(ContextId context, Ticket age, TimePoint now);
   void forget_if_gone(ContextId context);
@@ -96,9 +113,11 @@ class StepGate {
   void advance(GateActions& actions);
   bool admit_entries(GateActions& actions);
   bool grant_steps(GateActions& actions);
+  void abandon(Steps::value_type& step, int lost, GateActions& actions);
   bool holds_up(Ticket step, const Step& what, const Entry& entry) const;
   bool may_go(Ticket ticket, const Step& step) const;
   std::string holders(Ticket ticket, const Step& step, TimePoint now) const;
+  std::string state(const Step& step) const;
   std::string text(ContextId context) const;
 
   const NameOf name_of_;
@@ -106,7 +125,7 @@ class StepGate {
   uint64_t granted_ = 0;
   std::map<ContextId, Context> contexts_;
   std::map<Ticket, Entry> entries_;
-  std::map<Ticket, Step> steps_;
+  Steps steps_;
 };
 
 }  // namespace farspan::optim

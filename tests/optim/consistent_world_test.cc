@@ -3,10 +3,15 @@
 #include <farspan/farspan.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string_view>
+
 #include "optim/layers.h"
+#include "support/errors.h"
 #include "support/held.h"
 #include "support/world.h"
 
@@ -18,6 +23,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
 
 constexpr int kOwners = 2, kWorkers = 5;  // w0 has the gate and a layer, w1 has the other layer
 constexpr DistributedOptimizerOptions kConsistently{.mode = StepMode::kConsistent};
@@ -27,6 +34,43 @@ void train_once() {
   train<Adam>(current_worker().rank(), 1, kOwners, AdamOptions(0.01), kConsistently, log);
 }
 FARSPAN_REGISTER(train_once);
+
+// After arm(), each owner stops in the middle of an SGD step, where it changes a parameter; until
+// release().
+class HeldSteps {
+ public:
+  explicit HeldSteps(std::set<int> owners) : owners_(std::move(owners)) {
+    live_ = this;
+    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&HeldSteps::hold));
+  }
+  ~HeldSteps() {
+    at::removeCallback(handle_);
+    live_ = nullptr;
+  }
+  HeldSteps(const HeldSteps&) = delete;
+  HeldSteps& operator=(const HeldSteps&) = delete;
+
+  void arm() { armed_ = true; }
+  size_t count() const { return held_; }
+  void release() { go_on_.set_value(); }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> hold(const at::RecordFunction& op) {
+    if (live_->armed_ && !live_->owners_.empty() && std::string_view(op.name()) == "aten::add_" &&
+        live_->owners_.erase(current_worker().rank()) > 0) {
+      ++live_->held_;
+      live_->go_on_.future().wait_until(Deadline::never());
+    }
+    return nullptr;
+  }
+
+  static inline HeldSteps* live_ = nullptr;
+  std::set<int> owners_;  // that have not stopped yet
+  const Promise<void> go_on_;
+  at::CallbackHandle handle_ = 0;
+  bool armed_ = false;
+  size_t held_ = 0;
+};
 
 class ConsistentWorld : public ::testing::Test {
  protected:
@@ -68,6 +112,25 @@ class ConsistentWorld : public ::testing::Test {
       if (!world.network().alive(rank)) continue;
       EXPECT_THAT(held_by(world[rank]), ::testing::IsEmpty());
     }
+  }
+  // One step of worker w2 that has a second; `before` runs in front of it.
+  static Future<void> start_step(World& world, Code& outcome, std::function<void()> before) {
+    return world.start("w2", [&outcome, before = std::move(before)] {
+      const Model model(kOwners);
+      DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1), kConsistently);
+      dist_autograd::Context context;
+      context.backward({model.loss(batch(2, 0))});
+      before();
+      outcome = code_of([&] { optimizer.step(context, {.timeout = seconds(1)}); });
+    });
+  }
+  // Worker w3 reads the layers, in a context.
+  static Future<void> start_reading(World& world, std::vector<int64_t>& read) {
+    return world.start("w3", [&read] {
+      const Model model(kOwners);
+      dist_autograd::Context context;
+      model.loss(batch(3, 0), &read);
+    });
   }
   void TearDown() override { layers.clear(); }
 
@@ -125,6 +188,85 @@ TEST_F(ConsistentWorld, AStepEndsThoughTheCallThatItIsPartOfHasTimedOut) {
   EXPECT_TRUE(call.has_error());
   expect_idle(world);
   EXPECT_NO_THROW(rpc_sync("w2", train_once));
+}
+
+TEST_F(ConsistentWorld, AStepThatTimesOutIsOverWhenItsOwnersHaveAppliedIt) {
+  World world({.workers = kWorkers});
+  start(world, 0, false);
+  HeldSteps held({0, 1});
+  Code outcome = Code::kOk;
+  const auto step = start_step(world, outcome, [&] { held.arm(); });
+  ASSERT_TRUE(world.run_until([&] { return step.ready(); }));
+  EXPECT_EQ(outcome, Code::kTimeout);
+  EXPECT_EQ(held.count(), 2u);
+  std::vector<int64_t> read;
+  const auto reading = start_reading(world, read);
+  world.advance(seconds(5));
+  EXPECT_THAT(read, ::testing::IsEmpty()) << "of a step that is half applied";
+  held.release();
+  ASSERT_TRUE(world.run_until([&] { return reading.ready(); })) << world.describe();
+  EXPECT_NO_THROW(reading.wait());
+  EXPECT_THAT(read, ::testing::ElementsAre(1, 1));
+  expect_idle(world);
+}
+
+TEST_F(ConsistentWorld, TheStepOfATrainerThatDiesIsOverWhenItsOwnersHaveAppliedIt) {
+  World world({.workers = kWorkers});
+  start(world, 0, false);
+  HeldSteps held({0, 1});
+  Code outcome = Code::kOk;
+  const auto step = start_step(world, outcome, [&] { held.arm(); });
+  ASSERT_TRUE(world.run_until([&] { return held.count() == 2; }));
+  world.kill("w2");
+  std::vector<int64_t> read;
+  const auto reading = start_reading(world, read);
+  world.advance(seconds(5));
+  EXPECT_THAT(read, ::testing::IsEmpty()) << "of a step that is half applied";
+  held.release();
+  ASSERT_TRUE(world.run_until([&] { return reading.ready(); })) << world.describe();
+  EXPECT_THAT(read, ::testing::ElementsAre(1, 1));
+  expect_idle(world);
+}
+
+// What the trainer sent to w1 is on its way while the step times out, and others step.
+TEST_F(ConsistentWorld, AStepThatIsOverDoesNotBeginAtAnOwner) {
+  World world({.workers = kWorkers});
+  start(world, 0, false);
+  Code outcome = Code::kOk;
+  const auto step = start_step(world, outcome, [&] { world.network().clog("w2", "w1"); });
+  ASSERT_TRUE(world.run_until([&] { return step.ready(); }));
+  EXPECT_EQ(outcome, Code::kTimeout);
+  std::vector<Done> log;
+  const auto other =
+      world.start("w3", [&] { train<SGD>(3, 1, kOwners, SGDOptions(0.1), kConsistently, log); });
+  ASSERT_TRUE(world.run_until([&] { return other.ready(); })) << world.describe();
+  EXPECT_EQ(log.size(), 1u);
+  world.network().unclog("w2", "w1");
+  world.advance(seconds(5));
+  EXPECT_EQ(layers[0]->version() - layers[0]->base, 2);
+  EXPECT_EQ(layers[1]->version() - layers[1]->base, 1) << "the step that was over";
+  expect_idle(world);
+}
+
+TEST_F(ConsistentWorld, AnOwnerThatIsLostWhileItAppliesAStepHoldsNobodyUp) {
+  for (const bool dies : {true, false}) {
+    World world({.workers = kWorkers, .silence_timeout = seconds(2)});
+    start(world, 0, false);
+    HeldSteps held({1});
+    Code outcome = Code::kOk;
+    const auto step = start_step(world, outcome, [&] { held.arm(); });
+    ASSERT_TRUE(world.run_until([&] { return step.ready(); }));
+    EXPECT_EQ(outcome, Code::kTimeout);
+    dies ? world.kill("w1") : world.network().freeze("w1");
+    std::vector<Done> log;
+    const auto other = world.start(
+        "w3", [&] { train<SGD>(3, 1, /*owners=*/1, SGDOptions(0.1), kConsistently, log); });
+    ASSERT_TRUE(world.run_until([&] { return other.ready(); }, seconds(20)));
+    EXPECT_EQ(log.size(), 1u);
+    world.advance(seconds(1));
+    EXPECT_EQ(OptimRoom::of(world["w0"])->counters().steps, 0u);
+    held.release();
+  }
 }
 
 }  // namespace

@@ -142,9 +142,21 @@ TEST_F(LocalOptimizerStep, ConsistentRefusesABackwardPassThatMetAStep) {
   {
     dist_autograd::Context context;
     context.backward({a.sum()});
-    optimizer.step(id(context));
+    optimizer.step(id(context), 1);
   }
   EXPECT_THROW(torch::autograd::grad({under_way}, {a}), c10::Error);
+}
+
+TEST_F(LocalOptimizerStep, AConsistentStepBeginsOnceAndInItsTurnOnly) {
+  const Tensor a = leaf({2, 2});
+  LocalOptimizer optimizer(optim::spec_of(torch::optim::SGDOptions(0.5)), {{{a}, std::nullopt}},
+                           optim::OptimRoom::of(workers_[0]));
+  dist_autograd::Context context;
+  context.backward({a.sum()});
+  optimizer.step(id(context), 7);
+  for (const uint64_t over : {7, 6}) EXPECT_THROW(optimizer.step(id(context), over), Error);
+  EXPECT_TRUE(at::equal(a, at::full({2, 2}, 0.5)));
+  EXPECT_NO_THROW(optimizer.step(id(context), 8));
 }
 
 TEST_F(LocalOptimizerStep, AGradientThatCannotBeAppliedIsAnErrorAndNoMore) {

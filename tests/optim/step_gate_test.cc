@@ -12,6 +12,7 @@
 namespace farspan::testing {
 namespace {
 
+using optim::Fence;
 using optim::GateActions;
 using optim::Granted;
 using optim::Refused;
@@ -33,6 +34,7 @@ struct Answered {
   TimePoint now = TimePoint() + seconds(1000);
   std::map<Ticket, uint64_t> granted;
   std::map<Ticket, Error> refused;
+  std::vector<Fence> fences;
 
   template <class Fn>
   auto run(Fn&& fn) {
@@ -44,6 +46,7 @@ struct Answered {
         for (auto& action : actions) {
           if (auto* yes = std::get_if<Granted>(&action)) to.granted[yes->ticket] = yes->number;
           if (auto* no = std::get_if<Refused>(&action)) to.refused.emplace(no->ticket, no->why);
+          if (auto* fence = std::get_if<Fence>(&action)) to.fences.push_back(*fence);
         }
       }
     } take{*this, actions};
@@ -60,6 +63,12 @@ struct Answered {
   }
   void done(Ticket t) {
     run([&](GateActions& a) { gate.step_done(t, a); });
+  }
+  void abandon(Ticket t) {
+    run([&](GateActions& a) { gate.abandon_step(t, a); });
+  }
+  void part_ended(Ticket t, int owner) {
+    run([&](GateActions& a) { gate.part_ended(t, owner, a); });
   }
   void expire(Ticket t) {
     run([&](GateActions& a) { gate.expire(t, now, a); });
@@ -228,6 +237,7 @@ TEST(StepGate, ALostWorkerHoldsNothingUp) {
   g.enter(context(2), 0);                                // made by the one that dies
   g.enter(context(3), 2);                                // inside it
   const Ticket applied = g.step(context(2, 9), 2, {5});  // which it would have ended
+  const Ticket queued = g.step(context(2, 8), 2, {5});
   const Ticket one = g.step(context(1), 1, {0});
   const Ticket two = g.step(context(1), 1, {2, 5});
   EXPECT_FALSE(g.waits(applied));
@@ -235,10 +245,45 @@ TEST(StepGate, ALostWorkerHoldsNothingUp) {
   EXPECT_TRUE(g.waits(two));
   g.lose(2);
   EXPECT_FALSE(g.waits(one));
+  EXPECT_EQ(g.refused.at(queued).code(), Code::kDisconnected);
+  // Expect: the owner may be applying its step, and is asked.
+  EXPECT_TRUE(g.waits(two));
+  g.part_ended(applied, 5);
   EXPECT_FALSE(g.waits(two));
   g.done(one);
   g.done(two);
   EXPECT_TRUE(g.empty());
+}
+
+TEST(StepGate, AnAbandonedStepIsOverWhenAllItsOwnersHaveEndedTheirParts) {
+  Answered g;
+  const Ticket first = g.step(context(1), 1, {0, 1, 2});
+  const Ticket second = g.step(context(2), 2, {2});
+  const Ticket entry = g.enter(context(3), 0);
+  g.abandon(first);
+  g.abandon(first);
+  ASSERT_EQ(g.fences.size(), 3u);
+  for (const Fence& fence : g.fences) EXPECT_EQ(fence.number, g.granted.at(first));
+  g.part_ended(first, 2);
+  g.part_ended(first, 2);
+  g.lose(1);
+  EXPECT_TRUE(g.waits(entry));
+  EXPECT_TRUE(g.waits(second)) << "a context would see it on one owner, but not yet on another";
+  g.expire(entry);
+  EXPECT_THAT(g.refused.at(entry).what(), HasSubstr("given up, but 'w0' may still be applying"));
+  g.part_ended(first, 0);
+  EXPECT_FALSE(g.waits(second));
+  g.done(second);
+  EXPECT_TRUE(g.empty());
+}
+
+TEST(StepGate, AStepThatIsAbandonedWhileItWaitsIsGivenUp) {
+  Answered g;
+  g.enter(context(2), 0);
+  const Ticket step = g.step(context(1), 1, {0});
+  g.abandon(step);
+  EXPECT_TRUE(g.fences.empty());
+  EXPECT_FALSE(g.waits(g.enter(context(3), 0)));
 }
 
 // Trainers with random contexts over random owners, in any order of events. Checked from outside:
