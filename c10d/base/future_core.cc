@@ -51,6 +51,20 @@ struct CallbackRow {
 };
 thread_local CallbackRow callback_row;
 
+class CallbackTime {
+ public:
+  explicit CallbackTime(Waiter* waiter)
+      : waiter_(waiter && waiter->begin_callbacks() ? waiter : nullptr) {}
+  ~CallbackTime() {
+    if (waiter_) waiter_->end_callbacks();
+  }
+  CallbackTime(const CallbackTime&) = delete;
+  CallbackTime& operator=(const CallbackTime&) = delete;
+
+ private:
+  Waiter* const waiter_;
+};
+
 class CondVarSleeper final : public Sleeper {
  public:
   void wake() noexcept override {
@@ -139,11 +153,12 @@ void FutureCore::announce() {
     callbacks.swap(callbacks_);
   }
   CallbackRow& row = callback_row;
+  if (callbacks.empty()) return;
   if (row.depth >= kMaxNesting) {
     for (auto& callback : callbacks) row.waiting.push_back({std::move(callback), true});
     return;
   }
-  if (callbacks.empty()) return;
+  const CallbackTime time(row.depth == 0 ? current_waiter() : nullptr);
   // The others go to the head of the row, where the first one finds them if it is about to block.
   const size_t before = row.waiting.size();
   for (size_t last = callbacks.size() - 1; last > 0; --last) {

@@ -22,6 +22,9 @@ class Waiter {
   virtual ~Waiter() = default;
   // Returns when `future` is ready (true) or the deadline has passed (false).
   virtual bool wait(FutureCore& future, Deadline deadline) = 0;
+  // The thread is about to run callbacks, which may take long. True: call end_callbacks() after it.
+  virtual bool begin_callbacks() { return false; }
+  virtual void end_callbacks() {}
 };
 
 // The calling thread's Waiter; null means: sleep. The pointer must outlive its use.

@@ -61,6 +61,17 @@ class Reactor::ThreadWaiter final : public Waiter {
   bool wait(FutureCore& future, Deadline deadline) override {
     return reactor_.wait(future, deadline, nullptr);
   }
+  bool begin_callbacks() override {
+    ThreadState& self = thread_state();
+    if (self.station != Station::kLooping || self.in_callbacks) return false;
+    self.in_callbacks = true;
+    reactor_.begin_callbacks();
+    return true;
+  }
+  void end_callbacks() override {
+    thread_state().in_callbacks = false;
+    reactor_.in_callbacks_.fetch_sub(1);
+  }
 
  private:
   Reactor& reactor_;
@@ -156,7 +167,7 @@ void Reactor::loop(const std::shared_ptr<Thread>& self) {
   pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
   ThreadWaiter waiter(*this);
   set_current_waiter(&waiter);
-  thread_state() = {this, Station::kLooping, 0};
+  thread_state() = {this, Station::kLooping};
   std::shared_ptr<Source> hot;
   bool retired = false;
   while (!retired && !stopping_.load(std::memory_order_acquire)) {
@@ -229,7 +240,7 @@ bool Reactor::sleep(std::shared_ptr<Source>& hot) {
     MutexLock lock(mutex_);
     if (may_take_locked()) return true;
     ++sleeping_;
-    if (loopers_locked() > kIdleLoopers) timeout_ms = kRetireAfterMs;
+    if (readers_locked() > kIdleLoopers) timeout_ms = kRetireAfterMs;
   }
   Events events(*this);
   const int count = events.wait(timeout_ms);
@@ -283,7 +294,7 @@ bool Reactor::retire(Thread& self) {
   std::vector<std::thread> before;  // joined without the lock: what users keep for a thread ends
   {
     MutexLock lock(mutex_);
-    if (stopping_.load() || loopers_locked() <= kIdleLoopers) return false;
+    if (stopping_.load() || readers_locked() <= kIdleLoopers) return false;
     const auto found = std::find_if(threads_.begin(), threads_.end(),
                                     [&](const auto& thread) { return thread.get() == &self; });
     if (found == threads_.end()) return false;  // stop() is joining it

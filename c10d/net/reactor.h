@@ -90,7 +90,11 @@ class Reactor {
   bool retire(Thread& self);
 
   // Who runs what: reactor_tasks.cc.
-  int loopers_locked() const FARSPAN_REQUIRES(mutex_) { return alive_ - running_ - blocked_; }
+  int readers_locked() const FARSPAN_REQUIRES(mutex_) {
+    return alive_ - running_ - blocked_ - in_callbacks_.load();
+  }
+  void begin_callbacks();
+  void keep_a_reader_locked() FARSPAN_REQUIRES(mutex_);
   void move_locked(Station from, Station to) FARSPAN_REQUIRES(mutex_);
   bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
@@ -124,8 +128,9 @@ class Reactor {
   Timers timers_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0};
-  std::atomic<size_t> queued_{0};    // queue_.size(), for a look without the lock
-  std::atomic<int64_t> task_ns_{0};  // running mean of what a task takes
+  std::atomic<int> in_callbacks_{0};  // threads that would read, and run callbacks of futures
+  std::atomic<size_t> queued_{0};     // queue_.size(), for a look without the lock
+  std::atomic<int64_t> task_ns_{0};   // running mean of what a task takes
 
   mutable Mutex mutex_;
   TaskQueue queue_ FARSPAN_GUARDED_BY(mutex_);

@@ -83,6 +83,17 @@ void Reactor::look_at_shortage() {
   share_queue_locked();
 }
 
+void Reactor::keep_a_reader_locked() {
+  if (readers_locked() < 1) spawn_locked();
+}
+
+// Callbacks may be long: when all who read are in some, another one has to.
+void Reactor::begin_callbacks() {
+  MutexLock lock(mutex_);
+  in_callbacks_.fetch_add(1);
+  if (alive_ <= max_threads_ + patient_threads_) keep_a_reader_locked();
+}
+
 void Reactor::wake_one() noexcept {
   wakeups_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t one = 1;
@@ -92,11 +103,11 @@ void Reactor::wake_one() noexcept {
 
 // Called after a thread took a task, or became blocked: does what is left need another thread?
 void Reactor::share_queue_locked() {
-  if (loopers_locked() < 1) spawn_locked();
+  keep_a_reader_locked();
   if (!may_take_locked()) return;
   if (sleeping_ > 0) {
     wake_one();
-  } else if (loopers_locked() <= 1) {
+  } else if (readers_locked() <= 1) {
     spawn_locked();
   }
 }
@@ -121,7 +132,7 @@ void Reactor::run(std::unique_ptr<Task> task) {
 
 // False when the next task cannot be run for want of a thread that would read meanwhile.
 bool Reactor::take_locked(std::unique_ptr<Task>& task) {
-  if (loopers_locked() <= 1 && !spawn_locked()) return false;
+  if (readers_locked() <= 1 && !spawn_locked()) return false;
   task = running_ + blocked_ < max_threads_ ? queue_.pop() : queue_.pop_patient();
   queued_.store(queue_.size(), std::memory_order_release);
   move_locked(Station::kLooping, Station::kInTask);

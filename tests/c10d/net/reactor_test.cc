@@ -345,6 +345,27 @@ TEST(ReactorWait, ManyCallbacksThatWaitNeedFewThreadsAndNoDeepStack) {
   for (const auto& one : all) EXPECT_EQ(one.wait(), 5);
 }
 
+TEST(ReactorThreads, OneReadsHoweverManyRunLongCallbacks) {
+  Reactor reactor(few(2, 8));
+  std::atomic<bool> go{false};
+  std::atomic<int> begun{0}, ended{0};
+  for (int i = 0; i < 5; ++i) {
+    // Whoever reads runs the timer, and with it the callback.
+    reactor.timers().add(Clock::now(), [&] {
+      Promise<void> promise;
+      promise.future().on_ready([&] {
+        ++begun;
+        while (!go) std::this_thread::yield();
+        ++ended;
+      });
+      promise.set_value();
+    });
+    ASSERT_TRUE(eventually([&] { return begun == i + 1; }));
+  }
+  go = true;
+  EXPECT_TRUE(eventually([&] { return ended == 5 && reactor.counters().threads == 2; }));
+}
+
 // Objects that a user keeps for each thread end with it, and may take their time.
 struct Farewell {
   std::function<void()> say;
