@@ -108,10 +108,9 @@ std::shared_ptr<Worker> OptimRoom::worker() const {
   throw Error(Code::kShutdown, "the worker is gone").operation("consistent step");
 }
 
-// What it waits for has a deadline of its own.
-void OptimRoom::wait(FutureCore& answer) const {
+bool OptimRoom::wait(FutureCore& answer, Deadline deadline) const {
   const int from = messenger_->self().rank == kGateKeeper ? -1 : kGateKeeper;
-  messenger_->wait(answer, Deadline::never(), from);
+  return answer.ready() || messenger_->wait(answer, deadline, from);
 }
 
 // --- As an owner.
@@ -134,7 +133,7 @@ void OptimRoom::guard_parameters() {
       done.set_exception(std::current_exception());
     }
   }
-  if (!guarded.ready()) wait(*guarded.state());
+  wait(*guarded.state());
   try {
     guarded.value();
   } catch (const Error&) {
@@ -164,37 +163,51 @@ void OptimRoom::adopt_contexts() {
 
 void OptimRoom::unguard_parameters() noexcept { guards_.fetch_sub(1); }
 
-Future<uint64_t> OptimRoom::ask_to_enter(Worker& here, ContextId context) {
-  if (here.rank() == kGateKeeper) return on_enter(here.rank(), context, here.deadline_for({}));
-  return here.rpc_async(kGateKeeper, gate_enter, number(context));
+void OptimRoom::ask_to_enter(Worker& here, ContextId context, const Promise<uint64_t>& answer) {
+  const dist_autograd::OutsideContext outside;
+  try {
+    const auto asked = here.rank() == kGateKeeper
+                           ? on_enter(here.rank(), context, here.deadline_for({}))
+                           : here.rpc_async(kGateKeeper, gate_enter, number(context));
+    asked.on_ready([asked, answer] { answer.take(asked); });
+  } catch (...) {
+    answer.set_exception(std::current_exception());
+  }
 }
 
+// One asks for all calls of a context that wait here, each of them until its own deadline. When the
+// one who asked has had too little time, another asks again.
 bool OptimRoom::enter(ContextId context) {
   if (guards_.load() == 0) return false;
-  Promise<uint64_t> answer;
-  Future<uint64_t> entry;
-  bool ask = false;
-  {
-    MutexLock lock(mutex_);
-    Entry& known = entered_[context];
-    known.in_doubt |= known.asked.valid() && known.asked.has_error();
-    ask = !known.asked.valid() || known.asked.has_error();
-    if (ask) known.asked = answer.future();
-    entry = known.asked;
-  }
-  if (ask) {
-    const auto here = worker();
-    const dist_autograd::OutsideContext outside;
-    try {
-      const auto asked = ask_to_enter(*here, context);
-      asked.on_ready([asked, answer] { answer.take(asked); });
-    } catch (...) {
-      answer.set_exception(std::current_exception());
+  const auto here = worker();
+  const Deadline deadline = here->deadline_for({});
+  while (true) {
+    Promise<uint64_t> answer;
+    Future<uint64_t> entry;
+    Deadline until;
+    bool ask = false;
+    {
+      MutexLock lock(mutex_);
+      Entry& known = entered_[context];
+      known.in_doubt |= known.asked.valid() && known.asked.has_error();
+      ask = !known.asked.valid() || known.asked.has_error();
+      if (ask) {
+        known.asked = answer.future();
+        known.until = deadline;
+      }
+      entry = known.asked;
+      until = known.until;
     }
+    if (ask) ask_to_enter(*here, context, answer);
+    // What was asked here ends by itself, and says why.
+    if (!wait(*entry.state(), ask ? Deadline::never() : deadline)) {
+      throw Error(Code::kTimeout, "waited behind another call of the same context")
+          .operation("consistent step");
+    }
+    if (!entry.has_error()) return ask;
+    const bool had_less_time = entry.error().code() == Code::kTimeout && until.at() < deadline.at();
+    if (ask || !had_less_time) entry.value();
   }
-  if (!entry.ready()) wait(*entry.state());
-  entry.value();
-  return ask;
 }
 
 void OptimRoom::released(ContextId context) noexcept {

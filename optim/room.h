@@ -89,18 +89,20 @@ class OptimRoom final : public WorkerRoom,
     agent::TimerId timer = 0;
   };
 
-  // That a context has entered here.
+  // That a context has entered here, or waits to.
   struct Entry {
     Future<uint64_t> asked = {};
+    Deadline until = {};    // of whoever asked
     bool in_doubt = false;  // an earlier request had no answer
   };
 
   explicit OptimRoom(Worker& worker);
   void listen();
   std::shared_ptr<Worker> worker() const;
-  void wait(FutureCore& answer) const;
+  // Without a deadline: what it waits for has one of its own.
+  bool wait(FutureCore& answer, Deadline deadline = Deadline::never()) const;
   void adopt_contexts();
-  Future<uint64_t> ask_to_enter(Worker& here, ContextId context);
+  void ask_to_enter(Worker& here, ContextId context, const Promise<uint64_t>& answer);
   template <class Fn>
   void drive(Fn&& fn);
   template <class Request>

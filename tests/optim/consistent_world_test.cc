@@ -33,7 +33,8 @@ void train_once() {
   std::vector<Done> log;
   train<Adam>(current_worker().rank(), 1, kOwners, AdamOptions(0.01), kConsistently, log);
 }
-FARSPAN_REGISTER(train_once);
+void look() {}
+FARSPAN_REGISTER(train_once, look);
 
 // After arm(), each owner stops in the middle of an SGD step, where it changes a parameter; until
 // release().
@@ -188,6 +189,37 @@ TEST_F(ConsistentWorld, AStepEndsThoughTheCallThatItIsPartOfHasTimedOut) {
   EXPECT_TRUE(call.has_error());
   expect_idle(world);
   EXPECT_NO_THROW(rpc_sync("w2", train_once));
+}
+
+TEST_F(ConsistentWorld, EachCallWaitsAtTheGateUntilItsOwnDeadline) {
+  World world({.workers = kWorkers});
+  const auto owner = OptimRoom::of(world["w1"]), trainer = OptimRoom::of(world["w2"]);
+  owner->guard_parameters();
+  const auto key = trainer->new_key();
+  trainer->begin_step(key, OptimRoom::ContextId((uint64_t{3} << 44) | 1), {1}, {});
+  {
+    CurrentWorker current(world["w3"]);
+    dist_autograd::Context context;
+    const auto call = [](Millis timeout) {
+      return rpc_async("w1", CallOptions{.timeout = timeout}, look);
+    };
+    const auto first = call(milliseconds(300));
+    ASSERT_TRUE(
+        world.run_until([&] { return OptimRoom::of(world["w0"])->counters().entries == 1; }));
+    const auto patient = call(seconds(30));
+    world.advance(seconds(1));
+    EXPECT_TRUE(first.has_error());
+    EXPECT_FALSE(patient.ready()) << "the deadline is that of the other call";
+    const auto last = call(milliseconds(300));
+    world.advance(seconds(1));
+    EXPECT_TRUE(last.has_error());
+    EXPECT_EQ(world["w1"].counters().threads, 1) << "it waits as long as the other call";
+    trainer->end_step(key);
+    ASSERT_TRUE(world.run_until([&] { return patient.ready(); }, seconds(1)));
+    EXPECT_FALSE(patient.has_error());
+  }
+  owner->unguard_parameters();
+  expect_idle(world);
 }
 
 TEST_F(ConsistentWorld, AStepThatTimesOutIsOverWhenItsOwnersHaveAppliedIt) {
