@@ -36,7 +36,8 @@ FARSPAN_REGISTER_AS("farspan::optim::gate_begin_step", gate_begin_step);
 
 uint64_t number(OptimRoom::ContextId context) { return static_cast<uint64_t>(context); }
 
-// How many of those that overtook what they end are remembered: as many as may be under way.
+// How many of those of one worker that overtook what they end are remembered: as many as may be
+// under way.
 constexpr size_t kOvertaken = 4096;
 
 // Runs `then` when a request has been answered, or never will be.
@@ -96,7 +97,7 @@ void OptimRoom::listen() {
     room->messenger_->run([room, rank, why] {
       room->drive([&](GateActions& actions) FARSPAN_REQUIRES(room->gate_mutex_) {
         std::erase_if(room->steps_, [&](const auto& step) { return step.first.first == rank; });
-        std::erase_if(room->overtaken_, [&](const auto& one) { return one.first == rank; });
+        room->overtaken_.erase(rank);
         room->gate_.lose_worker(rank, why, actions);
       });
     });
@@ -111,6 +112,12 @@ std::shared_ptr<Worker> OptimRoom::worker() const {
 bool OptimRoom::wait(FutureCore& answer, Deadline deadline) const {
   const int from = messenger_->self().rank == kGateKeeper ? -1 : kGateKeeper;
   return answer.ready() || messenger_->wait(answer, deadline, from);
+}
+
+// A request that failed, and that rank 0 may serve yet: what it has served carries its trail.
+bool OptimRoom::may_be_under_way(const Future<uint64_t>& asked) const {
+  return messenger_->self().rank != kGateKeeper && asked.has_error() &&
+         asked.error().trail().empty();
 }
 
 // --- As an owner.
@@ -189,7 +196,7 @@ bool OptimRoom::enter(ContextId context) {
     {
       MutexLock lock(mutex_);
       Entry& known = entered_[context];
-      known.in_doubt |= known.asked.valid() && known.asked.has_error();
+      known.in_doubt |= known.asked.valid() && may_be_under_way(known.asked);
       ask = !known.asked.valid() || known.asked.has_error();
       if (ask) {
         known.asked = answer.future();
@@ -221,9 +228,10 @@ void OptimRoom::released(ContextId context) noexcept {
   }
   // After the answer, or leaving might overtake entering; without one, it still may.
   entry.asked.on_ready([weak = weak_from_this(), context, entry] {
-    const bool answered = !entry.in_doubt && !entry.asked.has_error();
     const auto room = weak.lock();
-    if (room) room->tell({answered ? Farewell::kLeft : Farewell::kGaveUp, number(context)});
+    if (!room) return;
+    const bool in_doubt = entry.in_doubt || room->may_be_under_way(entry.asked);
+    room->tell({in_doubt ? Farewell::kGaveUp : Farewell::kLeft, number(context)});
   });
 }
 
@@ -380,9 +388,11 @@ void OptimRoom::check_wanted(int from, const Farewell& end) {
   if (agent::current_call().caller_gone()) {
     throw Error(Code::kDisconnected, "the caller was lost").operation("consistent step");
   }
-  if (overtaken_.erase({from, end}) > 0) {
-    throw Error(Code::kCancelled, "the caller has given up").operation("consistent step");
-  }
+  const auto ends = overtaken_.find(from);
+  if (ends == overtaken_.end() || !ends->second.contains(end)) return;
+  // Of a step there is one request, of a context there may be more.
+  if (end.what == Farewell::kStepped) ends->second.erase(end);
+  throw Error(Code::kCancelled, "the caller has given up").operation("consistent step");
 }
 
 Future<uint64_t> OptimRoom::on_enter(int owner, ContextId context, Deadline deadline) {
@@ -450,8 +460,7 @@ void OptimRoom::send(const Fence& fence) {
 }
 
 void OptimRoom::remember_overtaken(int from, const Farewell& farewell) {
-  overtaken_.emplace(from, farewell);
-  if (overtaken_.size() > kOvertaken) overtaken_.erase(overtaken_.begin());
+  overtaken_.try_emplace(from, kOvertaken).first->second.insert(farewell);
 }
 
 Future<uint64_t> OptimRoom::on_begin(int trainer, StepKey key, ContextId context,
@@ -470,6 +479,13 @@ Future<uint64_t> OptimRoom::on_begin(int trainer, StepKey key, ContextId context
 GateCounters OptimRoom::counters() const {
   MutexLock lock(gate_mutex_);
   return gate_.counters();
+}
+
+size_t OptimRoom::ends_remembered() const {
+  MutexLock lock(gate_mutex_);
+  size_t all = 0;
+  for (const auto& [from, ends] : overtaken_) all += ends.size();
+  return all;
 }
 
 void OptimRoom::stop() {

@@ -8,13 +8,13 @@
 #include <compare>
 #include <map>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include <farspan/autograd/room.h>
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/optim/recent_set.h>
 #include <farspan/optim/step_gate.h>
 #include <farspan/rpc/worker.h>
 
@@ -69,6 +69,8 @@ class OptimRoom final : public WorkerRoom,
 
   // Of the gate: all zero but on rank 0.
   GateCounters counters() const;
+  // Ends that came before what they end, which may come yet. They may stay when it has been lost.
+  size_t ends_remembered() const;
 
   // WorkerRoom
   void stop() override;
@@ -76,8 +78,8 @@ class OptimRoom final : public WorkerRoom,
  private:
   // What rank 0 is told, as it lies on the wire.
   struct Farewell {
-    // A context is gone at the sender, which had entered it; which may yet come to enter it, by a
-    // request without an answer; a step of the sender's has ended; it has given one up.
+    // A context is gone at the sender, and no request to enter it is under way; or one may be,
+    // since it had no answer; a step of the sender's has ended; it has given one up.
     enum What : uint64_t { kLeft = 1, kGaveUp = 2, kStepped = 3, kAbandoned = 4 };
     uint64_t what = 0;
     uint64_t id = 0;  // ContextId or StepKey
@@ -93,7 +95,7 @@ class OptimRoom final : public WorkerRoom,
   struct Entry {
     Future<uint64_t> asked = {};
     Deadline until = {};    // of whoever asked
-    bool in_doubt = false;  // an earlier request had no answer
+    bool in_doubt = false;  // an earlier request may not have been served
   };
 
   explicit OptimRoom(Worker& worker);
@@ -101,6 +103,7 @@ class OptimRoom final : public WorkerRoom,
   std::shared_ptr<Worker> worker() const;
   // Without a deadline: what it waits for has one of its own.
   bool wait(FutureCore& answer, Deadline deadline = Deadline::never()) const;
+  bool may_be_under_way(const Future<uint64_t>& asked) const;
   void adopt_contexts();
   void ask_to_enter(Worker& here, ContextId context, const Promise<uint64_t>& answer);
   template <class Fn>
@@ -135,8 +138,8 @@ class OptimRoom final : public WorkerRoom,
   std::map<Ticket, Waiting> waiting_ FARSPAN_GUARDED_BY(gate_mutex_);
   std::map<std::pair<int, StepKey>, Ticket> steps_ FARSPAN_GUARDED_BY(gate_mutex_);
   bool ended_ FARSPAN_GUARDED_BY(gate_mutex_) = false;
-  // Farewells that came before what they end.
-  std::set<std::pair<int, Farewell>> overtaken_ FARSPAN_GUARDED_BY(gate_mutex_);
+  // Farewells that came before what they end, by their senders.
+  std::map<int, RecentSet<Farewell>> overtaken_ FARSPAN_GUARDED_BY(gate_mutex_);
 };
 
 }  // namespace farspan::optim

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <span>
 #include <string_view>
 
 #include "optim/layers.h"
@@ -220,6 +221,64 @@ TEST_F(ConsistentWorld, EachCallWaitsAtTheGateUntilItsOwnDeadline) {
   }
   owner->unguard_parameters();
   expect_idle(world);
+}
+
+// w2 tells of the ends of thousands of contexts, and w1 of that of one step.
+TEST_F(ConsistentWorld, EndsThatOvertakeDoNotPushOutThoseOfOtherWorkers) {
+  World world({.workers = kWorkers});
+  for (uint64_t context = 1; context <= 5000; ++context) {
+    const uint64_t gave_up[2] = {2, (uint64_t{3} << 44) | context};
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kOptimizer;
+    frame.meta = std::as_bytes(std::span(gave_up));
+    world["w2"].messenger().post(0, frame);
+  }
+  world.drain();
+  const auto trainer = OptimRoom::of(world["w1"]);
+  const auto key = trainer->new_key();
+  trainer->end_step(key);
+  world.drain();
+  const auto context = OptimRoom::ContextId((uint64_t{2} << 44) | 1);
+  EXPECT_EQ(code_of([&] { trainer->begin_step(key, context, {3}, {}); }), Code::kCancelled);
+  EXPECT_EQ(OptimRoom::of(world["w0"])->counters().steps, 0u);
+}
+
+TEST_F(ConsistentWorld, AContextThatTheGateRefusedLeavesNothingBehind) {
+  World world({.workers = kWorkers});
+  const auto owner = OptimRoom::of(world["w1"]), trainer = OptimRoom::of(world["w2"]);
+  owner->guard_parameters();
+  const auto key = trainer->new_key();
+  trainer->begin_step(key, OptimRoom::ContextId((uint64_t{3} << 44) | 1), {1}, {});
+  {
+    CurrentWorker current(world["w3"]);
+    dist_autograd::Context context;
+    EXPECT_THROW(rpc_sync("w1", CallOptions{.timeout = seconds(1)}, look), Error);
+  }
+  trainer->end_step(key);
+  owner->unguard_parameters();
+  expect_idle(world);
+  EXPECT_EQ(OptimRoom::of(world["w0"])->ends_remembered(), 0u);
+}
+
+// Two requests to enter get no answer in time; what they ask for has ended when they come.
+TEST_F(ConsistentWorld, RequestsThatComeAfterTheirContextHasEndedAreAllRefused) {
+  for_each_seed(20, [&](uint64_t seed) {
+    World world({.workers = kWorkers, .seed = seed});
+    const auto owner = OptimRoom::of(world["w1"]);
+    owner->guard_parameters();
+    world.network().clog("w1", "w0");
+    {
+      CurrentWorker current(world["w3"]);
+      dist_autograd::Context context;
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_THROW(rpc_sync("w1", CallOptions{.timeout = seconds(1)}, look), Error);
+      }
+    }
+    world.drain();
+    world.network().unclog("w1", "w0");
+    owner->unguard_parameters();
+    expect_idle(world);
+  });
 }
 
 TEST_F(ConsistentWorld, AStepThatTimesOutIsOverWhenItsOwnersHaveAppliedIt) {
