@@ -72,18 +72,20 @@ void RRefTable::run(IncomingCall& call, const Object& object, const Use& use) no
 }
 
 // Runs `use` as soon as the value is made, or it is known that it will not be, on a thread where it
-// may block.
+// may block. A call that is turned away then sees a value that has failed.
 void RRefTable::with_value(IncomingCall& call, const RRefId& id, Use use) {
   const Object value = local_value(id, call.from(), call.deadline());
   if (value.ready()) return run(call, value, use);
   auto waiting = std::make_shared<IncomingCall>(std::move(call));
-  const agent::CallContext context = agent::current_call();
-  value.on_ready([self = shared_from_this(), waiting, value, use = std::move(use), context] {
-    self->messenger_->run([self, waiting, value, use, context] {
-      const agent::CallContext outer = std::exchange(agent::current_call(), context);
-      self->run(*waiting, value, use);
-      agent::current_call() = outer;
-    });
+  value.on_ready([self = shared_from_this(), waiting, value, use = std::move(use),
+                  context = agent::current_call()] {
+    self->messenger_->resume(
+        context, [self, waiting, value, use] { self->run(*waiting, value, use); },
+        [self, waiting, value, use](const Error& why) {
+          if (why.code() == Code::kShutdown) return;  // host_ may be gone, and the lines are
+          const Object none = make_error_future<std::shared_ptr<Result>>(why);
+          self->run(*waiting, value.has_error() ? value : none, use);
+        });
   });
 }
 
@@ -150,8 +152,9 @@ void RRefTable::serve_fetch(IncomingCall call) {
   try {
     const rref::Subject subject = rref::decode_subject(call.subject());
     with_value(call, self_of(subject), [](IncomingCall& ready, const Object& object) {
+      const std::shared_ptr<Result> value = object.wait();
       ready.begin();
-      ready.reply(*object.wait());
+      ready.reply(*value);
     });
   } catch (...) {
     call.fail(to_error(std::current_exception()));

@@ -31,6 +31,11 @@ void contain(const char* what, Fn&& fn) noexcept {
   }
 }
 
+Error too_late() {
+  return Error(Code::kTimeout, "its deadline passed before it could be run")
+      .advice("the worker is busy: call less at once, or raise the timeout");
+}
+
 // A request on its way to its handler.
 class RequestTask final : public net::Task {
  public:
@@ -42,8 +47,7 @@ class RequestTask final : public net::Task {
 
   void run() noexcept override {
     if (request_.deadline().expired()) {
-      request_.fail(Error(Code::kTimeout, "its deadline passed before it could be run")
-                        .advice("the worker is busy: call less at once, or raise the timeout"));
+      request_.fail(too_late());
       return;
     }
     CallContext& context = current_call();
@@ -58,6 +62,31 @@ class RequestTask final : public net::Task {
  private:
   const Messenger::Handler& handler_;
   Request request_;
+};
+
+// What is left of a call that its handler could not end at once.
+class ResumedTask final : public net::Task {
+ public:
+  ResumedTask(CallContext call, std::function<void()> work, Messenger::Rejected rejected)
+      : call_(std::move(call)), work_(std::move(work)), rejected_(std::move(rejected)) {
+    chain = call_.chain;
+  }
+
+  void run() noexcept override {
+    if (call_.deadline.expired()) return reject(too_late());
+    const CallContext outer = std::exchange(current_call(), call_);
+    contain("a call that went on", work_);
+    current_call() = outer;
+  }
+
+  void reject(const Error& why) noexcept override {
+    contain("a call that was turned away", [&] { rejected_(why); });
+  }
+
+ private:
+  const CallContext call_;
+  const std::function<void()> work_;
+  const Messenger::Rejected rejected_;
 };
 
 class PlainTask final : public net::Task {
@@ -254,6 +283,11 @@ bool Agent::cancel(TimerId timer) { return reactor_.timers().cancel(timer); }
 
 void Agent::run(std::function<void()> task) {
   reactor_.run(std::make_unique<PlainTask>(std::move(task)));
+}
+
+void Agent::resume(CallContext call, std::function<void()> task, Rejected rejected) {
+  reactor_.run(
+      std::make_unique<ResumedTask>(std::move(call), std::move(task), std::move(rejected)));
 }
 
 void Agent::on_worker_lost(OnLost callback) {

@@ -72,6 +72,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(TimerId timer) override;
   void run(std::function<void()> task) override;
+  void resume(CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override;
   void on_late_reply(OnLateReply callback) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;

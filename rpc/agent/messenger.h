@@ -147,6 +147,13 @@ class Messenger {
   // Runs `task` soon on a thread on which it may block.
   virtual void run(std::function<void()> task) = 0;
 
+  // The same for what is left of a call that is being served: in the call's context, with a thread
+  // as its request would get one.
+  //   rejected  called instead of `task`, on any thread, and must not block: kOverloaded, no thread
+  //             can be had; kTimeout, the call's deadline has passed; kShutdown
+  using Rejected = std::function<void(const Error& why)>;
+  virtual void resume(CallContext call, std::function<void()> task, Rejected rejected) = 0;
+
   // Told each time that a line to a worker ends or cannot be made; from any thread, must not block.
   //   why  kShutdown: the worker has said goodbye, and its run is over; else it is out of reach and
   //        may be back on a new line, which nothing of the old one survives

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <thread>
 
@@ -25,6 +26,8 @@ struct Part {
   ~Part() { --alive; }
   std::shared_ptr<Part> another() { return std::make_shared<Part>(); }
   int64_t number() { return 7; }
+  int64_t number_later();
+  int64_t nest(int64_t depth);
   static std::atomic<int> alive;
 };
 std::atomic<int> Part::alive{0};
@@ -52,6 +55,33 @@ Future<int64_t> count_later() {
   return gate.future().then([]() -> int64_t { return 1; });
 }
 
+// What threads wait for, until the test opens it.
+Promise<void> second_gate;
+int64_t Part::number_later() {
+  second_gate.future().wait();
+  return 7;
+}
+// Calls a value of the other worker that is made only when the call is there.
+Future<std::shared_ptr<Part>> make_part_when_asked() {
+  Promise<std::shared_ptr<Part>> part;
+  const auto worker = current_worker().shared_from_this();
+  const auto look = [worker, part](const auto& self) -> void {
+    if (RRefTable::of(*worker).counters().waits > 0) {
+      part.set_value(make_part());
+    } else {
+      worker->messenger().call_at(Clock::now() + milliseconds(1), [self] { self(self); });
+    }
+  };
+  look(look);
+  return part.future();
+}
+int64_t Part::nest(int64_t depth) {
+  if (depth == 0) return 0;
+  Worker& here = current_worker();
+  const auto next = here.remote(1 - here.rank(), make_part_when_asked);
+  return 1 + next.rpc_sync(&Part::nest, depth - 1);
+}
+
 // A result that says when it is written into an answer.
 struct Written {};
 std::atomic<int> written{0};
@@ -76,8 +106,8 @@ namespace farspan::testing {
 namespace {
 
 FARSPAN_REGISTER(make_part, make_part_later, fail_later, join_parts, numbered_part, count_parts,
-                 good_and_bad, await_part, count_later, written_later);
-FARSPAN_REGISTER_METHODS(Part, another, number);
+                 good_and_bad, await_part, count_later, written_later, make_part_when_asked);
+FARSPAN_REGISTER_METHODS(Part, another, number, number_later, nest);
 
 // Converts to an argument, or fails to.
 struct Unwilling {
@@ -232,6 +262,57 @@ TEST(RRefEnd, AResultThatComesWhenTheWorkerIsGoneIsDropped) {
   EXPECT_TRUE(counted.wait_for(seconds(10)) && counted.has_error());
   EXPECT_EQ(written, 0);  // that takes the worker
   EXPECT_EQ(Part::alive, 0);
+}
+
+// ---- the limit of threads ----
+
+struct FewThreads {
+  FewThreads() {
+    gate = {};
+    second_gate = {};
+    for (int rank = 0; rank < workers.count(); ++rank) furnish(workers[rank]);
+  }
+  Workers workers{{.count = 2,
+                   .transport = "unix",
+                   .settings = {.rpc_timeout = Millis(15'000)},
+                   .reactor = {.threads = 2, .max_threads = 4}}};
+  NothingHeldAfter after{workers};
+};
+
+TEST(RRefLimit, CallsNestThroughValuesThatAreStillBeingMade) {
+  FewThreads few;
+  const auto first = few.workers[0].remote("w1", make_part_when_asked);
+  EXPECT_EQ(first.rpc_sync(&Part::nest, 60), 60);
+}
+
+TEST(RRefLimit, CallsOfAValueThatComesLateGetOverloadedLikeOthers) {
+  FewThreads few;
+  RRefTable& owner = RRefTable::of(few.workers[1]);
+  const auto late = few.workers[0].remote("w1", make_part_later);
+  std::vector<Future<int64_t>> calls;
+  for (int i = 0; i < 12; ++i) calls.push_back(late.rpc_async(&Part::number_later));
+  while (owner.counters().waits < 12) std::this_thread::yield();
+  const auto next = late.remote(&Part::another);
+  while (owner.counters().waits < 13) std::this_thread::yield();
+  gate.set_value();
+  // Expect: all are turned away but those that have a thread.
+  const auto ended = [](const Future<int64_t>& call) { return call.ready(); };
+  const Deadline limit = Deadline::after(seconds(10));
+  while (std::count_if(calls.begin(), calls.end(), ended) < 8 && !limit.expired()) {
+    std::this_thread::yield();
+  }
+  second_gate.set_value();
+  int answered = 0;
+  for (const auto& call : calls) {
+    ASSERT_TRUE(call.wait_for(seconds(10)));
+    answered += !call.has_error();
+    if (!call.has_error()) continue;
+    EXPECT_EQ(call.error().code(), Code::kOverloaded) << call.error().what();
+    EXPECT_EQ(call.error().worker(), "w1");
+  }
+  EXPECT_EQ(answered, 4);
+  // Expect: a value that was to be made is never made, and says why.
+  EXPECT_EQ(code_of([&] { next.rpc_sync(&Part::number); }), Code::kOverloaded);
 }
 
 // ---- timers ----

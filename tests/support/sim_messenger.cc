@@ -13,6 +13,15 @@ using agent::CallContext;
 using agent::PendingCalls;
 using agent::Request;
 
+namespace {
+
+Error too_late() {
+  return Error(Code::kTimeout, "its deadline passed before it could be run")
+      .advice("the worker is busy: call less at once, or raise the timeout");
+}
+
+}  // namespace
+
 // The way back of one request: the line that it came on, if that lasts.
 class SimMessenger::Route final : public agent::ReplyRoute {
  public:
@@ -222,6 +231,16 @@ void SimMessenger::run(std::function<void()> task) {
   if (alive()) network_->scheduler().run(life_, "a task of " + self().name, std::move(task));
 }
 
+void SimMessenger::resume(CallContext call, std::function<void()> task, Rejected rejected) {
+  if (!alive()) return rejected(Error(Code::kShutdown, "the worker has been shut down"));
+  network_->scheduler().run(life_, "a call that goes on at " + self().name,
+                            [self = shared_from_this(), call = std::move(call),
+                             task = std::move(task), rejected = std::move(rejected)] {
+                              if (self->is_late(call.deadline)) return rejected(too_late());
+                              self->run_in(call, task);
+                            });
+}
+
 std::vector<wire::FunctionRecord> SimMessenger::functions_of(int rank) const {
   if (rank == rank_) return functions_;
   if (!alive() || rank < 0 || rank >= network_->size()) return {};
@@ -274,20 +293,23 @@ void SimMessenger::on_request(int from, int epoch, wire::InFrame&& frame) {
 }
 
 void SimMessenger::serve(const Handler& handler, Request request) {
-  if (!request.deadline().is_never() && request.deadline().at() <= now()) {
-    request.fail(Error(Code::kTimeout, "its deadline passed before it could be run")
-                     .advice("the worker is busy: call less at once, or raise the timeout"));
-    return;
-  }
+  if (is_late(request.deadline())) return request.fail(too_late());
   const uint64_t chain = request.frame().header.chain;
-  CallContext& context = agent::current_call();
-  const CallContext outer =
-      std::exchange(context, {request.deadline(), chain, request.from(), request.route()});
+  run_in({request.deadline(), chain, request.from(), request.route()},
+         [&] { handler(std::move(request)); });
+}
+
+bool SimMessenger::is_late(Deadline deadline) const noexcept {
+  return !deadline.is_never() && deadline.at() <= now();
+}
+
+void SimMessenger::run_in(const CallContext& call, const std::function<void()>& work) {
+  const CallContext outer = std::exchange(agent::current_call(), call);
   const uint64_t outer_chain = net::current_chain();
-  net::set_current_chain(chain);
-  handler(std::move(request));
+  net::set_current_chain(call.chain);
+  work();
   net::set_current_chain(outer_chain);
-  context = outer;
+  agent::current_call() = outer;
 }
 
 void SimMessenger::run_as_self(const std::function<void()>& work) const {

@@ -42,6 +42,7 @@ class SimMessenger final : public agent::Messenger,
   agent::TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(agent::TimerId timer) override;
   void run(std::function<void()> task) override;
+  void resume(agent::CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override { on_lost_.push_back(std::move(callback)); }
   void on_late_reply(OnLateReply callback) override { on_late_reply_ = std::move(callback); }
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
@@ -94,6 +95,8 @@ class SimMessenger final : public agent::Messenger,
   void expire_later(const LinePtr& line, TimePoint at);
   void act(const LinePtr& line, const agent::Heartbeat::Action& action);
   void serve(const Handler& handler, agent::Request request);
+  bool is_late(Deadline deadline) const noexcept;
+  void run_in(const agent::CallContext& call, const std::function<void()>& work);
   void run_as_self(const std::function<void()>& work) const;
 
   SimNetwork* network_;  // null: dead

@@ -368,6 +368,36 @@ TEST(SimMessenger, ACallThatIsServedKnowsItsCaller) {
   EXPECT_EQ(net::current_chain(), 0u);
 }
 
+TEST(SimMessenger, WhatIsLeftOfACallGoesOnInItsContextAndNotAfterItsDeadline) {
+  SimNetwork net;
+  const Deadline deadline = in(net, seconds(9));
+  agent::CallContext call;
+  std::optional<Request> kept;
+  net.at("w1")->handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    kept.emplace(std::move(request));
+    call = agent::current_call();
+  });
+  const auto answer = send_call(net, "w0", "w1", 1, deadline);
+  net.scheduler().drain();
+  std::optional<Code> rejected;
+  const auto reject = [&](const Error& why) { rejected = why.code(); };
+  const auto go_on = [&] {
+    EXPECT_EQ(agent::current_call().from, 0);
+    EXPECT_TRUE(agent::current_call().deadline == deadline);
+    EXPECT_EQ(net::current_chain(), kept->frame().header.chain);
+    kept->reply({});
+  };
+  net.at("w1")->resume(call, go_on, reject);
+  net.scheduler().drain();
+  EXPECT_EQ(code_of(answer), Code::kOk);
+  EXPECT_EQ(rejected, std::nullopt);
+  net.scheduler().advance(seconds(9));
+  net.at("w1")->resume(
+      call, [] { ADD_FAILURE() << "it is too late"; }, reject);
+  net.scheduler().drain();
+  EXPECT_EQ(rejected, Code::kTimeout);
+}
+
 TEST(SimMessenger, TimersRunInTheOrderOfTheirTimesAndCanBeCancelled) {
   SimNetwork net;
   const auto w0 = net.at("w0");

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -239,6 +240,34 @@ TEST_P(AgentTest, ARequestThatExpiredInTheQueueIsNotRun) {
   first.wait();
   agents.call(0, 1, words(1, 1).span()).wait();  // behind the expired one in the queue
   EXPECT_EQ(runs, 2);
+}
+
+TEST_P(AgentTest, WhatIsLeftOfACallGoesOnInItsContextAndNotAfterItsDeadline) {
+  Agents agents(options());
+  Promise<agent::CallContext> called;
+  std::optional<Request> kept;
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+    kept.emplace(std::move(request));
+    called.set_value(agent::current_call());
+  });
+  const auto answer = agents.call(0, 1, words(1, 1).span());
+  agent::CallContext call = called.future().wait();
+  agents[1].resume(
+      call,
+      [&] {
+        EXPECT_EQ(agent::current_call().from, 0);
+        EXPECT_EQ(agent::current_call().chain, kept->frame().header.chain);
+        EXPECT_EQ(net::current_chain(), kept->frame().header.chain);
+        kept->reply({});
+      },
+      [](const Error& why) { ADD_FAILURE() << why.what(); });
+  EXPECT_NO_THROW(answer.wait(seconds(10)));
+  const Promise<Code> rejected;
+  call.deadline = Deadline(Clock::now());
+  agents[1].resume(
+      call, [] { ADD_FAILURE() << "it is too late"; },
+      [&](const Error& why) { rejected.set_value(why.code()); });
+  EXPECT_EQ(rejected.future().wait(seconds(10)), Code::kTimeout);
 }
 
 TEST_P(AgentTest, ADroppedRequestIsAnswered) {
