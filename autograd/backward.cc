@@ -17,6 +17,7 @@ struct AutogradRoom::PassRun {
   Mutex mutex;
   std::shared_ptr<Executor> executor FARSPAN_GUARDED_BY(mutex);  // from the first walk on
   std::map<SendId, Gradients> kept FARSPAN_GUARDED_BY(mutex);
+  std::vector<std::shared_ptr<const void>> watches FARSPAN_GUARDED_BY(mutex);
 };
 
 namespace {
@@ -119,6 +120,13 @@ void AutogradRoom::perform(PassActions actions, const Gradients* gradients) {
                      retire(a.pass);
                    },
                    [&](const Complete& a) { complete(a); },
+                   [&](const Watch& a) {
+                     auto watch = messenger_->watch(a.rank);
+                     const auto pass = run_or_make(a.pass);
+                     if (!pass) return;  // it has ended
+                     MutexLock lock(pass->mutex);
+                     pass->watches.push_back(std::move(watch));
+                   },
                    [&](const ArmTimer& a) {
                      messenger_->call_at(a.at, [weak = weak_from_this(), pass = a.pass] {
                        if (const auto room = weak.lock()) {

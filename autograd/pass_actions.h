@@ -65,13 +65,21 @@ struct Complete {
   std::optional<Error> error;
 };
 
+// Waits for that worker without a deadline, until the pass ends here: tell of it when it falls
+// silent, by peer_lost(). Comes after what it was sent.
+struct Watch {
+  PassId pass;
+  int rank = -1;
+};
+
 // Call timer() at that time.
 struct ArmTimer {
   PassId pass;
   TimePoint at;
 };
 
-using PassAction = std::variant<Walk, Start, Send, Keep, Feed, Retire, Cancel, Complete, ArmTimer>;
+using PassAction =
+    std::variant<Walk, Start, Send, Keep, Feed, Retire, Cancel, Complete, Watch, ArmTimer>;
 using PassActions = std::vector<PassAction>;
 
 }  // namespace farspan::dist_autograd

@@ -10,7 +10,7 @@ namespace farspan::dist_autograd {
 void PassProtocol::on(int from, const Question& question, TimePoint now, PassActions& actions) {
   Pass* pass = join(from, question.pass, question.terms, now, actions);
   if (!pass || !pass->questions_seen.emplace(from, question.id).second) return;
-  if (from != self_) pass->neighbours.insert(from);
+  meet(*pass, from, actions);
   bool is_new = !pass->running;
   for (const SendId send : question.sends) {
     is_new = pass->to_come.emplace(send, from).second && is_new;

@@ -18,8 +18,8 @@ void PassProtocol::gradient_left(const PassId& id, SendId receive, TimePoint now
   const int peer = leaving->second;
   pass->to_leave.erase(leaving);
   if (!pass->is_exact()) pass->contacted.insert(peer);
-  if (peer != self_) pass->neighbours.insert(peer);
   actions.push_back(Send{peer, GradientHead{id, pass->terms_at(now), receive}});
+  meet(*pass, peer, actions);
 }
 
 void PassProtocol::on(int from, const GradientHead& head, TimePoint now, PassActions& actions) {
@@ -32,7 +32,7 @@ void PassProtocol::on(int from, const GradientHead& head, TimePoint now, PassAct
     actions.push_back(Walk{pass->id, pass->terms, token, false, true, {}});
   }
   if (!pass || !pass->come.insert(head.send).second) return;
-  if (from != self_) pass->neighbours.insert(from);
+  meet(*pass, from, actions);
   if (pass->is_exact()) {
     start(*pass, actions);  // it has overtaken the Go
   } else if (!pass->running) {

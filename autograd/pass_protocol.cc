@@ -88,8 +88,14 @@ void PassProtocol::tell(Pass& pass, int to, PassMessage message, PassActions& ac
     to_self_.push_back(std::move(message));
     return;
   }
-  pass.neighbours.insert(to);
   actions.push_back(Send{to, std::move(message)});
+  meet(pass, to, actions);
+}
+
+// It has heard of the pass from us, or we from it.
+void PassProtocol::meet(Pass& pass, int rank, PassActions& actions) {
+  if (rank == self_ || !pass.neighbours.insert(rank).second) return;
+  if (pass.deadline == TimePoint::max()) actions.push_back(Watch{pass.id, rank});
 }
 
 void PassProtocol::settle(TimePoint now, PassActions& actions) {

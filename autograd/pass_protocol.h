@@ -89,6 +89,7 @@ class PassProtocol {
              PassActions& actions);
   Pass& open(const PassId& pass, const PassTerms& terms, TimePoint now, PassActions& actions);
   void tell(Pass& pass, int to, PassMessage message, PassActions& actions);
+  void meet(Pass& pass, int rank, PassActions& actions);
   void settle(TimePoint now, PassActions& actions);
 
   void on(int from, const Question& question, TimePoint now, PassActions& actions);

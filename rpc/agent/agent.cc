@@ -309,6 +309,15 @@ void Agent::on_late_reply(const std::shared_ptr<Connection>& connection, wire::I
   if (callback) callback(connection->peer().rank, std::move(frame));
 }
 
+std::shared_ptr<const void> Agent::watch(int rank) {
+  std::shared_ptr<Connection> line;
+  {
+    MutexLock lock(mutex_);
+    line = peers_.at(static_cast<size_t>(rank)).line;
+  }
+  return line ? std::make_shared<const Connection::Watch>(std::move(line)) : nullptr;
+}
+
 std::vector<wire::FunctionRecord> Agent::functions_of(int rank) const {
   if (rank == options_.self.rank) return options_.functions;
   std::shared_ptr<Connection> line;

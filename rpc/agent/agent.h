@@ -75,6 +75,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void resume(CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override;
   void on_late_reply(OnLateReply callback) override;
+  std::shared_ptr<const void> watch(int rank) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
   MessengerCounters counters() const override;
 

@@ -165,6 +165,10 @@ class Messenger {
   using OnLateReply = std::function<void(int from, wire::InFrame&& reply)>;
   virtual void on_late_reply(OnLateReply callback) = 0;
 
+  // Waits for messages of a worker without a deadline, until the result goes: when the worker falls
+  // silent, the line that there is to it is closed, as for a call that has none.
+  virtual std::shared_ptr<const void> watch(int rank) = 0;
+
   // The functions that a worker said it has; empty before the first contact.
   virtual std::vector<wire::FunctionRecord> functions_of(int rank) const = 0;
 

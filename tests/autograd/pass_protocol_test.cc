@@ -258,6 +258,22 @@ TEST_F(PassProtocolTest, KeepsTheDeadlineOfTheInitiator) {
   EXPECT_EQ(sent<Abort>(actions).at(0).second.why.code(), Code::kTimeout);
 }
 
+TEST_F(PassProtocolTest, WatchesWhomItHasMetUnlessThereIsADeadline) {
+  const auto watched = [](const PassActions& actions) {
+    std::vector<int> ranks;
+    for (const Watch& watch : all<Watch>(actions)) ranks.push_back(watch.rank);
+    return ranks;
+  };
+  const PassActions asked = receive(0, question());
+  EXPECT_EQ(watched(asked), (std::vector<int>{0}));
+  const Walked found{.receives = {{2, kSecond}, {0, SendId{3}}, {1, SendId{4}}}, .sends = {}};
+  EXPECT_EQ(watched(walked(question().pass, asked, found)), (std::vector<int>{2}));
+  Question limited = question();
+  limited.pass.context = ContextId{18};
+  limited.terms.remaining = seconds(5);
+  EXPECT_TRUE(watched(receive(0, limited)).empty());
+}
+
 TEST_F(PassProtocolTest, FailsOnAGradientThatIsNotExpected) {
   const PassId pass = join_and_run();
   const PassActions actions = receive(3, GradientHead{pass, {}, kFirst});  // that of w0

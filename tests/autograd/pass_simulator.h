@@ -250,6 +250,8 @@ class PassSimulator {
     at(rank).executors.at(feed.pass).feed(node, gradient);
   }
 
+  void act(int, const dist_autograd::Watch&, uint64_t) {}  // whoever is lost is heard of at once
+
   void act(int rank, const dist_autograd::Retire& retire, uint64_t) { drop(rank, retire.pass); }
   void act(int rank, const dist_autograd::Cancel& cancel, uint64_t) { drop(rank, cancel.pass); }
 

@@ -44,6 +44,10 @@ Tensor embed(const std::vector<Tensor>& weights) {
   }
   return at::cat(rows).sum();
 }
+// A part of the pass that w0 hears of from w1.
+Tensor plain_by(const Tensor& x, const std::string& worker) {
+  return current_worker().rpc_sync(worker, plain, x);
+}
 bool in_context() { return dist_autograd::current_context() != nullptr; }
 // Asks in a call that is not recorded.
 bool ask_outside(int64_t rank) {
@@ -51,7 +55,7 @@ bool ask_outside(int64_t rank) {
   return current_worker().rpc_sync(static_cast<int>(rank), in_context);
 }
 FARSPAN_REGISTER(fails_backward, waits_backward, hold_context_at_gate, contexts_here, in_context,
-                 ask_outside, embed);
+                 ask_outside, embed, plain_by);
 
 }  // namespace
 
@@ -137,6 +141,29 @@ TEST_P(AutogradSuite, AWorkerThatDiesEndsThePassForTheOthers) {
   EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
   // Expect: without it, the context goes on.
   EXPECT_NO_THROW(context.backward({w0().rpc_sync("w2", plain, x).sum()}));
+  EXPECT_TRUE(context.gradient(x).defined());
+  watch(context);
+}
+
+TEST_P(AutogradSuite, AWorkerThatStandsStillEndsThePassForTheOthers) {
+  if (!GetParam().can_freeze) GTEST_SKIP() << "all workers are one process";
+  start({.silence_timeout = 1'200ms});
+  spoil();
+  const Tensor x = variable({2, 4}, 20);
+  Context context;
+  const Tensor y = w0().rpc_sync("w1", plain_by, x, "w2");
+  cluster().freeze(2);
+  const TimePoint begun = now();
+  const Error error = error_of([&] { context.backward({y.sum()}, {.timeout = kNoTimeout}); });
+  EXPECT_EQ(error.code(), Code::kDisconnected);
+  EXPECT_EQ(error.worker(), "w2");
+  EXPECT_THAT(error.what(), HasSubstr("does not answer pings"));
+  EXPECT_LT(now() - begun, 20s);
+  cluster().thaw(2);
+  cluster().kill(2);
+  EXPECT_TRUE(eventually([&] { return passes() == 0; })) << passes();
+  // Expect: without it, the context goes on.
+  EXPECT_NO_THROW(context.backward({w0().rpc_sync("w1", plain, x).sum()}));
   EXPECT_TRUE(context.gradient(x).defined());
   watch(context);
 }

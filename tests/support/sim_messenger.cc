@@ -124,7 +124,7 @@ void SimMessenger::call(int to, wire::OutFrame& frame, Deadline deadline,
   frame.header.request_id = line->pending.add(waiting, deadline, frame.bytes());
   waiting->sent_as(frame.header.request_id, deadline);
   if (deadline.is_never()) {
-    if (!std::exchange(line->watched, true)) act(line, line->heartbeat.begin(now(), line->traffic));
+    watch_peer(line);
   } else {
     if (line->pending.is_earliest(deadline)) expire_later(line, deadline.at());
     const auto left = std::chrono::ceil<Micros>(deadline.remaining(world.now())).count();
@@ -183,6 +183,20 @@ void SimMessenger::expire_later(const LinePtr& line, TimePoint at) {
   });
 }
 
+std::shared_ptr<const void> SimMessenger::watch(int rank) {
+  const auto line = lines_.find(rank);
+  if (!alive() || line == lines_.end()) return nullptr;
+  ++line->second->watches;
+  watch_peer(line->second);
+  return {nullptr, [weak = std::weak_ptr<Line>(line->second)](const void*) {
+            if (const LinePtr live = weak.lock()) --live->watches;
+          }};
+}
+
+void SimMessenger::watch_peer(const LinePtr& line) {
+  if (!std::exchange(line->watched, true)) act(line, line->heartbeat.begin(now(), line->traffic));
+}
+
 // As Connection does; the line is open from the first frame on.
 void SimMessenger::act(const LinePtr& line, const agent::Heartbeat::Action& action) {
   const std::string& peer = workers_[static_cast<size_t>(line->peer)].name;
@@ -196,7 +210,7 @@ void SimMessenger::act(const LinePtr& line, const agent::Heartbeat::Action& acti
     const auto look = [this, weak = std::weak_ptr<Line>(line)] {
       const LinePtr live = weak.lock();
       if (!live) return;
-      live->watched = live->pending.has_endless();
+      live->watched = live->pending.has_endless() || live->watches > 0;
       act(live, live->heartbeat.look(now(), live->traffic, live->watched));
     };
     network_->scheduler().at(*action.look_at, life_,

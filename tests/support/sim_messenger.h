@@ -45,6 +45,7 @@ class SimMessenger final : public agent::Messenger,
   void resume(agent::CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override { on_lost_.push_back(std::move(callback)); }
   void on_late_reply(OnLateReply callback) override { on_late_reply_ = std::move(callback); }
+  std::shared_ptr<const void> watch(int rank) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
   agent::MessengerCounters counters() const override;
 
@@ -75,6 +76,7 @@ class SimMessenger final : public agent::Messenger,
     agent::Heartbeat heartbeat;
     agent::Heartbeat::Traffic traffic;
     bool watched = false;
+    int watches = 0;
     uint64_t requests_sent = 0, requests_received = 0;
   };
   using LinePtr = std::shared_ptr<Line>;
@@ -93,6 +95,7 @@ class SimMessenger final : public agent::Messenger,
   void send_on(Line& line, wire::OutFrame& frame);
   void send_sign(int to, wire::Kind kind);
   void expire_later(const LinePtr& line, TimePoint at);
+  void watch_peer(const LinePtr& line);
   void act(const LinePtr& line, const agent::Heartbeat::Action& action);
   void serve(const Handler& handler, agent::Request request);
   bool is_late(Deadline deadline) const noexcept;

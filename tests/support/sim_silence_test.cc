@@ -115,6 +115,25 @@ TEST_P(SimSilence, CallsWithADeadlineNeedNoSigns) {
   EXPECT_THAT(lost, IsEmpty());
 }
 
+TEST_P(SimSilence, AWatchIsAWaitWithoutADeadline) {
+  EXPECT_EQ(net.at("w0")->watch(1), nullptr);  // there is no line to lose
+  send_post(net, "w0", "w1", 1);
+  net.scheduler().drain();
+  auto watch = net.at("w0")->watch(1);
+  net.freeze("w1");
+  net.scheduler().advance(seconds(6));
+  EXPECT_THAT(lost[0], ElementsAre(1));
+  net.thaw("w1");
+  // Expect: when it goes nobody looks any more.
+  send_post(net, "w0", "w1", 1);
+  net.scheduler().drain();
+  watch = net.at("w0")->watch(1);
+  watch = nullptr;
+  net.freeze("w1");
+  net.scheduler().advance(hours(1));
+  EXPECT_THAT(lost[0], ElementsAre(1));
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, SimSilence, ::testing::Range<uint64_t>(1, 21));
 
 }  // namespace
