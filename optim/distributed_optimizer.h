@@ -108,8 +108,7 @@ class DistributedOptimizer {
   // mode it finishes the context: what is called later in it is not recorded.
   //   options  the timeout covers waiting for other contexts, and then again applying
   //   returns  in consistent mode the number of the step in the job, 1, 2, ... in the order in
-  //   which
-  //            owners apply them; else 0
+  //            which owners apply them; else 0
   //   throws   Error: kTimeout (consistent: names the contexts that it waited for; nothing was
   //            applied), or all that failed, by owner: then others have applied it. An owner that
   //            did not answer in time may be applying it still: consistent contexts and steps wait

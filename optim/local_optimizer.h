@@ -36,8 +36,7 @@ class LocalOptimizer {
   // left alone: all of them, when the context has not been here.
   //   number  of the step, of those that are consistent
   //   throws  Error kInvalidArgument: a gradient that LibTorch cannot apply; kCancelled: the step
-  //   is
-  //           over already
+  //           is over already
   void step(uint64_t context, uint64_t number = 0);
 
   // How many tensors it optimizes.
