@@ -91,7 +91,7 @@ TEST_P(RRefSuite, MethodsRunWhereTheValueLives) {
   EXPECT_EQ(ref.rpc_async(&Counter::add, 1).wait(), 8);
   EXPECT_EQ(ref.owner().name, "w1");
   EXPECT_FALSE(ref.is_owner());
-  EXPECT_TRUE(ref.confirmed_by_owner());
+  EXPECT_TRUE(eventually([&] { return ref.confirmed_by_owner(); }));
   EXPECT_THROW(ref.local_value(), Error);
 }
 
