@@ -136,15 +136,18 @@ TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
   const auto a = call();
   const uint64_t id = heard_id();
   // The agent's threads are all busy, so that nobody reads; then it is the writer who finds out.
-  std::atomic<bool> go{false};
-  std::atomic<int> busy{0};
+  struct Toil {
+    std::atomic<bool> go{false};
+    std::atomic<int> busy{0};
+  };
+  const auto toil = std::make_shared<Toil>();  // the last may end after this test
   const Deadline deadline = Deadline::after(seconds(20));
-  for (int begun = 0; busy < agent_.counters().threads && !deadline.expired();) {
-    if (busy == begun) {
+  for (int begun = 0; toil->busy < agent_.counters().threads && !deadline.expired();) {
+    if (toil->busy == begun) {
       ++begun;
-      agent_.call_at(Clock::now(), [&] {
-        ++busy;
-        while (!go) std::this_thread::yield();
+      agent_.call_at(Clock::now(), [toil] {
+        ++toil->busy;
+        while (!toil->go) std::this_thread::yield();
       });
     }
     std::this_thread::yield();
@@ -152,7 +155,7 @@ TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
   stranger_->say(answer_to(id));
   stranger_.reset();
   const auto later = call();
-  go = true;
+  toil->go = true;
   ASSERT_TRUE(a.wait_for(seconds(20)));
   EXPECT_FALSE(a.has_error()) << a.error().what();
   ASSERT_TRUE(later.wait_for(seconds(20)));
