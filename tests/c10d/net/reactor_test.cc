@@ -268,6 +268,9 @@ TEST_F(ReactorLimitTest, WhatAThreadFromOutsideLeavesIsNotForgotten) {
 }
 
 TEST_F(ReactorLimitTest, ARecursionThatIsTooDeepForAThreadIsTurnedAway) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer's own stack of calls ends before the thread's";
+#endif
   int depth = 0;
   std::optional<Error> end;
   Promise<void> begin;

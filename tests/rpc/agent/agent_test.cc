@@ -266,7 +266,7 @@ TEST_P(AgentTest, WhatIsLeftOfACallGoesOnInItsContextAndNotAfterItsDeadline) {
   call.deadline = Deadline(Clock::now());
   agents[1].resume(
       call, [] { ADD_FAILURE() << "it is too late"; },
-      [&](const Error& why) { rejected.set_value(why.code()); });
+      [rejected](const Error& why) { rejected.set_value(why.code()); });
   EXPECT_EQ(rejected.future().wait(seconds(10)), Code::kTimeout);
 }
 
