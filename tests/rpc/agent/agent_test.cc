@@ -292,9 +292,9 @@ TEST_P(AgentTest, WhatAHandlerThrowsEndsItsRequestOnly) {
     ASSERT_TRUE(answer->future().wait_for(seconds(10)));
     EXPECT_EQ(answer->future().error().code(), Code::kCancelled);
   }
-  Promise<void> ran;
+  const Promise<void> ran;
   agents[1].run([] { throw std::out_of_range("from a task"); });
-  agents[1].run([&] { ran.set_value(); });
+  agents[1].run([ran] { ran.set_value(); });
   EXPECT_TRUE(ran.future().wait_for(seconds(10)));
   set_log_sink(nullptr);
 }
