@@ -134,6 +134,18 @@ class ConsistentWorld : public ::testing::Test {
       model.loss(batch(3, 0), &read);
     });
   }
+  // Expect: who reads now waits until all of the step has been applied.
+  static void expect_whole_step(World& world, HeldSteps& held) {
+    std::vector<int64_t> read;
+    const auto reading = start_reading(world, read);
+    world.advance(seconds(5));
+    EXPECT_THAT(read, ::testing::IsEmpty()) << "of a step that is half applied";
+    held.release();
+    ASSERT_TRUE(world.run_until([&] { return reading.ready(); })) << world.describe();
+    EXPECT_NO_THROW(reading.wait());
+    EXPECT_THAT(read, ::testing::ElementsAre(1, 1));
+    expect_idle(world);
+  }
   void TearDown() override { layers.clear(); }
 
   std::vector<Trainer> trainers;
@@ -290,15 +302,7 @@ TEST_F(ConsistentWorld, AStepThatTimesOutIsOverWhenItsOwnersHaveAppliedIt) {
   ASSERT_TRUE(world.run_until([&] { return step.ready(); }));
   EXPECT_EQ(outcome, Code::kTimeout);
   EXPECT_EQ(held.count(), 2u);
-  std::vector<int64_t> read;
-  const auto reading = start_reading(world, read);
-  world.advance(seconds(5));
-  EXPECT_THAT(read, ::testing::IsEmpty()) << "of a step that is half applied";
-  held.release();
-  ASSERT_TRUE(world.run_until([&] { return reading.ready(); })) << world.describe();
-  EXPECT_NO_THROW(reading.wait());
-  EXPECT_THAT(read, ::testing::ElementsAre(1, 1));
-  expect_idle(world);
+  expect_whole_step(world, held);
 }
 
 TEST_F(ConsistentWorld, TheStepOfATrainerThatDiesIsOverWhenItsOwnersHaveAppliedIt) {
@@ -309,14 +313,7 @@ TEST_F(ConsistentWorld, TheStepOfATrainerThatDiesIsOverWhenItsOwnersHaveAppliedI
   const auto step = start_step(world, outcome, [&] { held.arm(); });
   ASSERT_TRUE(world.run_until([&] { return held.count() == 2; }));
   world.kill("w2");
-  std::vector<int64_t> read;
-  const auto reading = start_reading(world, read);
-  world.advance(seconds(5));
-  EXPECT_THAT(read, ::testing::IsEmpty()) << "of a step that is half applied";
-  held.release();
-  ASSERT_TRUE(world.run_until([&] { return reading.ready(); })) << world.describe();
-  EXPECT_THAT(read, ::testing::ElementsAre(1, 1));
-  expect_idle(world);
+  expect_whole_step(world, held);
 }
 
 // What the trainer sent to w1 is on its way while the step times out, and others step.
