@@ -211,12 +211,17 @@ class Promise {
 
   Future<T> future() const { return Future<T>(end_->state); }
 
-  // False when a result was there already.
+  // False when a result was there already. Whoever waits for it may destroy this promise before
+  // the call has returned.
   template <class... Args>
   bool set_value(Args&&... args) const {
-    return end_->state->set_value(std::forward<Args>(args)...);
+    const auto state = end_->state;
+    return state->set_value(std::forward<Args>(args)...);
   }
-  bool set_error(Error error) const { return end_->state->set_error(std::move(error)); }
+  bool set_error(Error error) const {
+    const auto state = end_->state;
+    return state->set_error(std::move(error));
+  }
   bool set_exception(const std::exception_ptr& failure) const {
     return set_error(to_error(failure, Code::kRemote));
   }

@@ -171,7 +171,7 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   if (deadline.is_never()) {
     if (!watching_.load()) watch_peer();
   } else {
-    watch_deadline(deadline);
+    if (pending_.is_earliest(deadline)) expire_later(deadline.at());
     const auto left = std::chrono::duration_cast<Micros>(deadline.remaining()).count();
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
   }
@@ -466,9 +466,8 @@ void Connection::look_at_peer() {
   send(ping);
 }
 
-void Connection::watch_deadline(Deadline deadline) {
-  if (!pending_.is_earliest(deadline)) return;
-  reactor_.timers().add(deadline.at(), [weak = weak_from_this(), at = deadline.at()] {
+void Connection::expire_later(TimePoint at) {
+  reactor_.timers().add(at, [weak = weak_from_this(), at] {
     if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire_at(at);
   });
 }
@@ -476,11 +475,7 @@ void Connection::watch_deadline(Deadline deadline) {
 void Connection::expire_at(TimePoint at) {
   Deadline next;
   auto expired = pending_.expire(at, Clock::now(), next);
-  if (!next.is_never()) {
-    reactor_.timers().add(next.at(), [weak = weak_from_this(), again = next.at()] {
-      if (const auto strong = weak.lock()) static_cast<Connection&>(*strong).expire_at(again);
-    });
-  }
+  if (!next.is_never()) expire_later(next.at());
   Ending(self(), std::move(expired), Error(Code::kTimeout, "no answer in time"), false).run();
 }
 

@@ -144,7 +144,7 @@ class Connection final : public net::Source, public ReplyRoute {
   void watch_peer();
   void look_at_peer();
   void look_later(TimePoint at);
-  void watch_deadline(Deadline deadline);
+  void expire_later(TimePoint at);
   void expire_at(TimePoint at);
   std::shared_ptr<Connection> self() {
     return std::static_pointer_cast<Connection>(shared_from_this());

@@ -11,10 +11,11 @@
 
 namespace farspan::agent {
 
-// Only calls without a deadline need it: any other ends by itself. As long as one waits, it looks
-// four times within the timeout whether anything has passed on the line. When nothing has, it asks
-// for a sign of life; when three in a row stay without an answer, the line is lost. It counts
-// looks, not time, so that a process that stood still itself does not blame the other one for it.
+// Only what waits without a deadline needs it: calls, and whoever holds a Connection::Watch. All
+// else ends by itself. As long as one waits, it looks four times within the timeout whether
+// anything has passed on the line. When nothing has, it asks for a sign of life; when three in a
+// row stay without an answer, the line is lost. It counts looks, not time, so that a process that
+// stood still itself does not blame the other one for it.
 //
 // A worker that is busy answers, since what comes in is always read (c10d/net/README.md): only one
 // that does not run at all is lost.
@@ -38,10 +39,10 @@ class Heartbeat {
   explicit Heartbeat(Millis timeout) noexcept : timeout_(timeout) {}
 
   Millis timeout() const noexcept { return timeout_; }
-  // A call without a deadline waits from now on.
+  // Somebody waits without a deadline from now on.
   Action begin(TimePoint now, const Traffic& traffic) noexcept;
   // At the time that the last action named.
-  //   waiting  whether such a call still waits; if not, begin() starts anew
+  //   waiting  whether anybody still does; if not, begin() starts anew
   Action look(TimePoint now, const Traffic& traffic, bool waiting) noexcept;
 
  private:

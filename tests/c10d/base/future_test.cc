@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -82,6 +83,23 @@ TEST(Future, WaitGivesUpInTimeAndTheOperationGoesOn) {
   EXPECT_GE(Clock::now() - begun, milliseconds(30));
   promise.set_value(1);
   EXPECT_EQ(future.wait(milliseconds(1)), 1);
+}
+
+// Memory that is touched after it is gone is what the sanitizers see.
+TEST(Future, WhoeverWaitsMayDestroyThePromise) {
+  for (int round = 0; round < 2000; ++round) {
+    auto promise = std::make_unique<Promise<int>>();
+    std::thread delivering([&delivers = *promise, round] {
+      if (round % 2 == 0) {
+        delivers.set_value(round);
+      } else {
+        delivers.set_error(boom());
+      }
+    });
+    while (!promise->future().ready()) {}  // sees it at once, unlike a thread that is woken
+    promise.reset();
+    delivering.join();
+  }
 }
 
 TEST(Future, WakesEveryThreadThatWaits) {
