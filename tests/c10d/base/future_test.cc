@@ -96,7 +96,8 @@ TEST(Future, WhoeverWaitsMayDestroyThePromise) {
         delivers.set_error(boom());
       }
     });
-    while (!promise->future().ready()) {}  // sees it at once, unlike a thread that is woken
+    while (!promise->future().ready()) {
+    }  // sees it at once, unlike a thread that is woken
     promise.reset();
     delivering.join();
   }
