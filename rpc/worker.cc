@@ -97,7 +97,7 @@ Worker& current_worker() {
 // others; then the connections end.
 void Worker::shutdown(bool graceful) {
   if (ended_) throw Error(Code::kShutdown, "worker '" + name() + "' has been shut down already");
-  if (net::on_reactor_thread()) {  // which the end would wait for
+  if (net::inside_reactor()) {  // which the end would wait for
     throw Error(Code::kInvalidArgument, "a worker cannot be shut down by what it runs")
         .operation("shutdown")
         .advice(

@@ -73,6 +73,7 @@ class Reactor {
   friend class Role;
   class Blocked;
   class ThreadWaiter;
+  class Inside;
   class Events;
   class Unused;
   struct Thread;
@@ -158,6 +159,8 @@ class Reactor {
 
 // Whether the calling thread is one of a reactor's own.
 bool on_reactor_thread() noexcept;
+// Whether it is, or runs a callback while it waits by means of a reactor, which must outlive that.
+bool inside_reactor() noexcept;
 
 // The chain of nested calls that the calling thread is in; 0: none.
 uint64_t current_chain() noexcept;

@@ -20,6 +20,7 @@ struct ThreadState {
   Reactor* reactor = nullptr;
   Station station = Station::kOutside;
   uint64_t chain = 0;
+  int waits = 0;              // Reactor::wait, one inside what another one runs
   bool in_callbacks = false;  // of futures, as a thread that reads
 };
 ThreadState& thread_state() noexcept;

@@ -152,11 +152,21 @@ void Reactor::Blocked::run_inbox() {
   enter(Station::kInTask);
 }
 
+// Marks the calling thread as inside wait().
+class Reactor::Inside {
+ public:
+  Inside() noexcept { ++thread_state().waits; }
+  ~Inside() { --thread_state().waits; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+};
+
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   if (future.ready()) {
     if (hint && hint->flush()) flush_when_writable(*hint);
     return true;
   }
+  const Inside inside;
   Role role;
   role.may_lease(true);
   const bool ready = spin_wait(future, deadline, hint, role) ||

@@ -196,7 +196,7 @@ void Agent::stop() {
   {
     MutexLock lock(mutex_);
     if (stopped_) return;
-    if (net::on_reactor_thread()) {  // which would wait for itself
+    if (net::inside_reactor()) {  // which would wait for itself
       throw Error(Code::kInvalidArgument, "a worker cannot be shut down by what it runs")
           .advice(
               "call shutdown() in a thread of your own, not in a function that is called from "

@@ -213,7 +213,7 @@ void shutdown(bool graceful) {
     MutexLock lock(own_worker().mutex);
     worker = own_worker().worker;
     // What the worker runs is refused below, and the process keeps its worker.
-    if (!net::on_reactor_thread()) own_worker().worker = nullptr;
+    if (!net::inside_reactor()) own_worker().worker = nullptr;
   }
   if (!worker) {
     throw Error(Code::kInvalidArgument, "this process is no worker of a job")

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <thread>
 
 #include <farspan/c10d/store/hash_store.h>
 #include <farspan/c10d/store/tcp_store.h>
@@ -13,6 +14,7 @@
 #include "c10d/store/reserved_port.h"
 #include "rpc/init/launch.h"
 #include "support/errors.h"
+#include "support/workers.h"
 
 namespace farspan::testing {
 namespace {
@@ -23,7 +25,12 @@ using ::testing::StartsWith;
 
 std::string name_here() { return current_worker().name(); }
 void leave_from_inside() { shutdown(); }
-FARSPAN_REGISTER(name_here, leave_from_inside);
+Future<void> may_go;
+std::string name_when_told() {
+  may_go.wait();
+  return name_here();
+}
+FARSPAN_REGISTER(name_here, leave_from_inside, name_when_told);
 
 int64_t only_here(int64_t x) { return x; }
 int64_t differs(int64_t x) { return x; }
@@ -156,6 +163,27 @@ TEST(InitRpc, WhatAWorkerRunsCannotShutItDown) {
   EXPECT_THAT(error.what(), HasSubstr("cannot be shut down by what it runs"));
   EXPECT_EQ(rpc_sync("w", name_here), "w");
   shutdown();
+}
+
+TEST(InitRpc, AContinuationCannotShutItDownThoughTheProgramsOwnThreadRunsIt) {
+  const auto own = std::this_thread::get_id();
+  WorkersOptions options;
+  options.transport = "unix";
+  Workers workers(options);
+  bool here = false;
+  for (const auto deadline = Deadline::after(30s); !here && !deadline.expired();) {
+    Promise<void> go;
+    may_go = go.future();
+    const auto call = workers[0].rpc_async("w1", name_when_told);
+    const auto refused = call.then([&](const std::string&) {
+      here = std::this_thread::get_id() == own;
+      return code_of([&] { workers[0].shutdown(); });
+    });
+    go.set_value();
+    call.wait(30s);  // reads the reply, unless another thread is quicker
+    EXPECT_EQ(refused.wait(30s), Code::kInvalidArgument);
+  }
+  EXPECT_TRUE(here) << "this thread ran none, though it waited";
 }
 
 TEST(InitRpc, ACallHasAMinuteUnlessTheOptionsSayOtherwise) {
