@@ -1,6 +1,8 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // What can be set: for a worker, when it joins, and for a single call.
+//
+// Threading: plain values; init_rpc and a call take a copy of theirs.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +40,10 @@ struct WorkerOptions {
   Millis rpc_timeout{60'000};       // default of each call; kNoTimeout: none
   Millis shutdown_timeout{60'000};  // of a graceful shutdown; kNoTimeout: waits as long as it takes
   Millis connect_timeout{10'000};   // of the first call to a worker, with the handshake
-  // A worker of which nothing is heard for so long, not even an answer to a ping, while a call
-  // without a timeout waits for it, counts as lost, and the call fails with kDisconnected. A busy
-  // worker answers; one that was stopped, or whose host is down, does not. kNoTimeout: never.
+  // A worker of which nothing is heard for so long, not even an answer to a ping, while a call or a
+  // backward pass without a timeout waits for it, counts as lost, and that fails with
+  // kDisconnected. A busy worker answers; one that was stopped, or whose host is down, does not.
+  // kNoTimeout: never.
   Millis silence_timeout{30'000};
 
   // Ways to reach other workers, the best first: unix (within a host), tcp, loopback (within a

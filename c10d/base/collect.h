@@ -2,8 +2,8 @@
 //
 // Many futures at once: collect_all, collect_any, wait_all. Comes with future.h.
 //
-// Threading: any thread. collect_* do not block; the future that they return becomes ready in the
-//            thread that delivers the result it waits for, or at once.
+// Threading: any thread. collect_* do not block; the future that they return becomes ready where
+//            a callback of what it waits for runs (Future::on_ready).
 // All throw Error kInvalidArgument for a future that was made empty or moved from.
 #pragma once
 

@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // Codecs of std::vector and std::array. Those of numbers travel packed; above kMaxInlineBytes in a
-// segment of their own.
+// segment of their own. What they throw, and threading: codec.h.
 #pragma once
 
 #include <algorithm>

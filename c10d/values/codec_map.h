@@ -1,6 +1,6 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Codecs of std::map, set, and their unordered kin.
+// Codecs of std::map, set, and their unordered kin. What they throw, and threading: codec.h.
 #pragma once
 
 #include <map>

@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // Codecs of LibTorch's types: Tensor, Scalar, ScalarType, Device. A tensor is an index here; its
-// shape and its bytes are the business of tensor_codec.h.
+// shape and its bytes are the business of tensor_codec.h. What they throw, and threading: codec.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

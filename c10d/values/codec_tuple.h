@@ -1,6 +1,6 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Codecs of std::pair, tuple, optional and variant.
+// Codecs of std::pair, tuple, optional and variant. What they throw, and threading: codec.h.
 #pragma once
 
 #include <optional>

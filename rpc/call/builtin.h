@@ -1,6 +1,8 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // Calling LibTorch's own operators by schema name, "aten::add.Tensor", through its dispatcher.
+//
+// Threading: any thread.
 #pragma once
 
 #include <concepts>

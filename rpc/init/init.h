@@ -3,8 +3,8 @@
 // init_rpc and shutdown: joining and leaving the job.
 //
 // Threading: any thread. One init_rpc() or shutdown() of a process at a time: of two at once the
-//            second throws. shutdown() is for threads of the program's own: what a worker runs, a
-//            function that was called or a continuation, cannot end it.
+//            second throws. shutdown() is for threads of the program's own: a function that a
+//            worker runs for another, or a continuation, cannot end it.
 #pragma once
 
 #include <memory>

@@ -20,6 +20,8 @@ namespace farspan {
 // the program handles it; at a second such signal the copies are killed at once. When this process
 // is killed, the copies are, too. A signal that the program ignores is not waited for.
 //
+// Threading: the program's first thread, since it takes signals and forks; one at a time.
+//
 //   throws  Error: kInvalidArgument, this process is a worker already; kRemote, names the rank
 //           that ended badly first (not one that only lost its connection to another that did),
 //           and what it threw or how it ended; kOverloaded, no process can be started; kCancelled,

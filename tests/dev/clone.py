@@ -4,10 +4,20 @@ import os
 import pathlib
 import shutil
 
-# By name, as shell scripts. DOWNLOADS is the file that counts them; CMAKE_LOG gets what cmake is
-# asked for, one line a call.
+# By name, as shell scripts. DOWNLOADS is the file that counts them; CMAKE_LOG and APT_LOG get what
+# cmake, apt-get and dpkg are asked for, one line a call.
 PROGRAMS = {
-    "dpkg-query": "echo installed",
+    # With a file $APT_LOG.slow nothing is installed, and the first installation takes for ever.
+    "dpkg-query": "[[ -e $APT_LOG.slow ]] || echo installed",
+    "dpkg": 'echo "dpkg $*" >>"$APT_LOG"',
+    "apt-get": """
+        echo "apt-get $*" >>"$APT_LOG"
+        [[ $1 != install ]] || (( $(grep -c install "$APT_LOG") > 1 )) || exec sleep 1000
+    """,
+    "sudo": """
+        while [[ $1 == -* ]]; do shift; done
+        (($# == 0)) || exec "$@"
+    """,
     "python3": """
         [[ $1 != --version ]] || exec echo Python 3.11.2
         mkdir -p "$3/bin"
@@ -41,6 +51,7 @@ class Clones:
         self.source, self.folder = source, pathlib.Path(folder)
         self.downloads = self.folder / "downloads"
         self.cmake_log = self.folder / "cmake_log"
+        self.apt_log = self.folder / "apt_log"
         for name, text in PROGRAMS.items():
             program = self.folder / "programs" / name
             program.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +73,7 @@ class Clones:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "DOWNLOADS": str(self.downloads),
             "CMAKE_LOG": str(self.cmake_log),
+            "APT_LOG": str(self.apt_log),
             "LIBTORCH_ROOT": "",
         }
 

@@ -46,6 +46,18 @@ def a_build_is_ended(clones, number, programs):
     assert obeyed == (programs == "obedient"), "what can end by itself must be let"
 
 
+def installing_packages_is_ended_and_begins_again(clones, number):
+    root, slow = clones.clone("clone"), pathlib.Path(f"{clones.apt_log}.slow")
+    slow.touch()
+    run = WatchedRun([str(root / "dev"), "setup"], variables=clones.variables())
+    until(lambda: clones.apt_log.exists() and "install" in clones.apt_log.read_text(), run)
+    end(run, number)
+    status, out, _ = WatchedRun([str(root / "dev"), "setup"], variables=clones.variables()).finish(60)
+    calls = [" ".join(line.split()[:2]) for line in clones.apt_log.read_text().splitlines()]
+    # What was interrupted is set in order before anything else.
+    assert status == 0 and calls == 2 * ["dpkg --configure", "apt-get update", "apt-get install"], (out, calls)
+
+
 def a_download_is_ended_and_begins_again(clones, number):
     root, slow = clones.clone("clone"), pathlib.Path(f"{clones.downloads}.slow")
     slow.touch()
@@ -80,6 +92,7 @@ def main():
     cases = [(a_build_is_ended, signal.SIGINT, "obedient"),
              (a_build_is_ended, signal.SIGINT, "stubborn"),
              (a_build_is_ended, signal.SIGTERM, "obedient"),
+             (installing_packages_is_ended_and_begins_again, signal.SIGINT),
              (a_download_is_ended_and_begins_again, signal.SIGINT),
              (waiting_for_another_clone_is_ended, signal.SIGTERM)]
     for case, *arguments in cases:

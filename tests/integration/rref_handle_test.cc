@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include <farspan/rpc/init/rooms.h>
 
 #include "support/errors.h"
+#include "support/held.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -28,7 +31,10 @@ class RRefHandle : public ::testing::Test {
     for (int rank = 0; rank < workers_.count(); ++rank) furnish(workers_[rank]);
   }
 
+  void TearDown() override { expect_nothing_held(workers_, but_); }
+
   Workers workers_;
+  std::set<int> but_;
 };
 
 void expect_no_value(const BoxRef& ref) {
@@ -73,6 +79,7 @@ TEST_F(RRefHandle, AfterShutdownSaysSo) {
   const auto other = workers_[0].remote("w1", seven);
   EXPECT_EQ(mine.to_here() + other.to_here(), 14);
   workers_[0].shutdown(false);
+  but_ = {0, 1};  // w1 keeps what w0 held until its lease ends
   for (const auto& ref : {mine, other}) {
     EXPECT_EQ(code_of([&] { ref.to_here(); }), Code::kShutdown) << ref.text();
   }

@@ -7,7 +7,8 @@
 
 #include <farspan/rpc/call/registry.h>
 #include <farspan/rpc/init/rooms.h>
-#include <farspan/rref/table.h>
+
+#include "support/held.h"
 
 namespace farspan::testing {
 
@@ -24,6 +25,10 @@ World::World(WorldOptions options)
 }
 
 World::~World() {
+  if (!::testing::Test::HasFailure()) {
+    advance(std::chrono::minutes(10));  // leases of the dead end
+    for (const std::string& one : held()) ADD_FAILURE() << "still held: " << one;
+  }
   network_->stop();
   for (const std::string& complaint : network_->scheduler().complaints()) {
     ADD_FAILURE() << complaint;
@@ -99,9 +104,7 @@ std::vector<std::string> World::held() const {
   std::vector<std::string> all;
   for (const auto& worker : workers_) {
     if (!network_->alive(worker->rank())) continue;
-    for (const std::string& one : RRefTable::of(*worker).holdings()) {
-      all.push_back(worker->name() + ": " + one);
-    }
+    for (std::string& one : held_by(*worker)) all.push_back(std::move(one));
   }
   return all;
 }

@@ -34,7 +34,8 @@ struct WorldOptions {
 };
 
 // Rules that workers break (work that must not block and waits, a livelock) fail the test when the
-// World ends. So that a failure can be repeated, the seed is printed with it.
+// World ends, and so do workers that live and still hold something (held.h). So that a failure can
+// be repeated, the seed is printed with it.
 //
 // Threading: the test's thread, and the functions that workers serve and run; one of them runs at a
 //            time, so they share state without locks. One World at a time.
@@ -80,9 +81,8 @@ class World {
   uint64_t trace_hash() const noexcept { return network_->trace().hash(); }
   std::string describe() const { return network_->describe(); }
 
-  // What the workers' reference tables hold: "w1: ..." each.
+  // What the workers hold that live: see held_by().
   std::vector<std::string> held() const;
-  int live_rrefs() const { return static_cast<int>(held().size()); }
 
  private:
   std::shared_ptr<Worker> make_worker(int rank);
