@@ -55,6 +55,14 @@ def half_a_download_is_made_again(clones):
     assert clones.count_downloads() == 2
 
 
+def what_is_installed_goes_where_the_caller_says(clones):
+    root = clones.clone("clone")
+    out = dev(clones, root, "install", "there")  # called from clones.folder
+    there = clones.folder / "there"
+    assert f"--install build/release --prefix {there}" in clones.cmake_log.read_text()
+    assert f"-DCMAKE_PREFIX_PATH={there}" in out, out
+
+
 def the_users_own_libtorch_is_taken(clones):
     root, own = clones.clone("clone"), clones.folder / "own"
     own.mkdir()
@@ -77,7 +85,8 @@ def the_users_own_cuda_toolkit_is_taken(clones):
 
 def main():
     for rule in (a_second_clone_downloads_nothing, clones_that_begin_at_once_download_once,
-                 half_a_download_is_made_again, the_users_own_libtorch_is_taken,
+                 half_a_download_is_made_again, what_is_installed_goes_where_the_caller_says,
+                 the_users_own_libtorch_is_taken,
                  the_users_own_cuda_toolkit_is_taken):
         print(rule.__name__, flush=True)
         with tempfile.TemporaryDirectory() as folder:

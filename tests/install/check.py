@@ -1,6 +1,8 @@
 """Installs the build tree into a temporary folder, moves it, and builds and runs users of it there.
 
-One of them is the program that README.md begins with; it must print what README.md says. Also: whatever an installed header or an example includes of farspan must be installed.
+One of them is the program that README.md begins with, with README.md's CMakeLists.txt; it must print
+what README.md says. Also: whatever an installed header or an example includes of farspan must be
+installed.
 """
 
 import argparse
@@ -10,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 
-README = re.compile(r"```cpp\n(?P<program>.*?)```\s+```\n(?P<output>.*?)```", re.DOTALL)
+README = re.compile(r"```cpp\n(?P<program>.*?)```.*?\$ build/program\n(?P<output>.*?)```"
+                    r".*?```cmake\n(?P<project>.*?)```", re.DOTALL)
 INCLUDE = re.compile(r"^\s*#\s*include\s+<(farspan/[^>]+)>", re.MULTILINE)
 
 
@@ -46,16 +49,20 @@ def main():
         complaints = list(missing_headers(installed, readers))
         if complaints:
             sys.exit("\n".join(complaints))
-        readme = README.search((ask.source / "README.md").read_text())
-        program = pathlib.Path(folder, "readme.cc")
-        program.write_text(readme["program"])
-        run(ask.cmake, "-G", "Ninja", "-S", ask.source / "tests/install/consumer",
-            "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={installed}",
-            f"-DCMAKE_CXX_COMPILER={ask.compiler}", f"-DLIBTORCH_ROOT={ask.libtorch}",
-            f"-DREADME_PROGRAM={program}", "-DCMAKE_BUILD_TYPE=Release")
+        settings = ["-G", "Ninja", f"-DCMAKE_PREFIX_PATH={installed}", f"-DLIBTORCH_ROOT={ask.libtorch}",
+                    f"-DCMAKE_CXX_COMPILER={ask.compiler}", "-DCMAKE_BUILD_TYPE=Release"]
+        consumer = ask.source / "tests/install/consumer"
+        run(ask.cmake, "-S", consumer, "-B", f"{folder}/build", *settings)
         run(ask.cmake, "--build", f"{folder}/build")
         print(run(f"{folder}/build/consumer"))
-        output = run(f"{folder}/build/readme")
+        readme = README.search((ask.source / "README.md").read_text())
+        project = pathlib.Path(folder, "readme")
+        project.mkdir()
+        (project / "program.cc").write_text(readme["program"])
+        (project / "CMakeLists.txt").write_text(readme["project"])
+        run(ask.cmake, "-S", project, "-B", project / "build", *settings)
+        run(ask.cmake, "--build", project / "build")
+        output = run(project / "build/program")
         if output != readme["output"]:
             sys.exit(f"README.md's program printed {output!r}, not {readme['output']!r}")
 
