@@ -32,6 +32,8 @@ struct BackwardOptions {
 
 // While it lives, calls that its thread makes, and calls that those lead to, are recorded: tensors
 // that require a gradient keep requiring it on the other worker, and backward() goes through them.
+// Calls that were made before it, or in another thread, are not recorded: their results are leaves
+// here, at which a backward pass ends without an error.
 //
 // Threading: made, used and destroyed by one thread; one at a time in each thread.
 // Lifetime:  when it goes, every worker lets go of what it keeps for it.

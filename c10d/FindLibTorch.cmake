@@ -48,7 +48,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_torch_cpu LibTorch_c10 LibTorch_INCLUDE_DIR
   VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "Run `./dev setup` to fetch it, or set LIBTORCH_ROOT to the folder of yours.")
+  REASON_FAILURE_MESSAGE "Set LIBTORCH_ROOT to one, the folder with include/ and lib/. In a clone of farspan `./dev setup` fetches one, and `./dev install` says where it is.")
 
 # An imported target of one LibTorch library. Its own dependencies (cudart, cupti and so on, which
 # torch_cpu of the CUDA wheel needs) are found by the run path that the library carries.

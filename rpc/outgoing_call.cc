@@ -16,7 +16,8 @@ std::string advice_for(const Error& why) {
              "worker is busy with";
     case Code::kDisconnected:
     case Code::kUnavailable:
-      return "the worker has ended or cannot be reached: look at its own output";
+      return "the worker crashed, was killed, ended without shutdown(), or cannot be reached: look "
+             "at its own output";
     default:
       return "";
   }

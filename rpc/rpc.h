@@ -29,8 +29,9 @@
 
 namespace farspan {
 
-// An operator of LibTorch's, by schema name: rpc_sync<Tensor>("ps", builtin("aten::add.Tensor"), a,
-// b).
+// An operator of LibTorch's, by schema name; the worker's rpc_timeout holds for it:
+//
+//   rpc_sync<Tensor>("ps", builtin("aten::add.Tensor"), a, b);
 struct Builtin {
   std::string name;
 };

@@ -29,8 +29,9 @@ enum class Code : uint16_t {
   kShapeMismatch = 8,
   kNotFound = 9,
   kAlreadyExists = 10,
+  // A function of yours threw: remote_type() and message() say what.
+  kRemote = 11,
   // Report it.
-  kRemote = 11,   // a user's function threw
   kCorrupt = 12,  // bytes that break the protocol
   kInternal = 13,
   // The end.

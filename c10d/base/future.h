@@ -122,7 +122,8 @@ class Future {
     }
   }
 
-  // True when the result, or its error, is there in time; does not throw that error.
+  // True when the result, or its error, is there in time; does not throw that error. Zero only
+  // looks, unlike wait(), for which it is kNoTimeout.
   bool wait_for(Millis timeout) const { return live().wait(Deadline::after(timeout)); }
   bool wait_until(Deadline deadline) const { return live().wait(deadline); }
 

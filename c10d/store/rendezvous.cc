@@ -17,8 +17,10 @@ namespace farspan::dist {
 namespace {
 
 constexpr const char* kHowToLaunch =
-    "start the workers with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for "
-    "each, or pass rank and world_size";
+    "on one host let farspan::spawn() start the workers; else set RANK, WORLD_SIZE, MASTER_ADDR "
+    "and "
+    "MASTER_PORT for each, as torchrun --no-python does, or WorkerOptions::rank, world_size and "
+    "init_method";
 
 Error refuse(const std::string& message, const std::string& advice) {
   Error error(Code::kInvalidArgument, message);

@@ -21,7 +21,7 @@ void add_run_options(CLI::App& app, RunOptions& options) {
       ->capture_default_str();
   app.add_option("--seed", options.seed, "of the weights and of the order of the images")
       ->capture_default_str();
-  app.add_option("--images", options.images, "train on so many; fewer for a quick look")
+  app.add_option("--images", options.images, "train, and test, on so many; fewer for a quick look")
       ->check(CLI::Range(1, 60'000))
       ->capture_default_str();
   app.add_option("--transport", options.transport, "unix, tcp, or the better one by itself")

@@ -5,7 +5,9 @@
 namespace farspan::agent {
 namespace {
 constexpr int kLeader = 0;
-}
+constexpr const char* kLeaderIsGone =
+    "worker 0, which leads the shutdown, is gone: it crashed, or ended without shutdown()";
+}  // namespace
 
 Meeting::Meeting(int self, int world_size)
     : self_(self), world_size_(world_size), reports_(static_cast<size_t>(world_size)) {}
@@ -21,7 +23,7 @@ Meeting::Action Meeting::enter(uint64_t phase) {
   if (phase == 1) lost_.clear();
   action.report_when_quiet = true;
   if (lost_.count(kLeader) > 0) {
-    action.failure = Error(Code::kDisconnected, "worker 0, which leads the shutdown, is gone");
+    action.failure = Error(Code::kDisconnected, kLeaderIsGone);
   }
   if (self_ != kLeader) return action;
   // Said to all at once, so that a worker that has died is noticed now.
@@ -75,7 +77,7 @@ Meeting::Action Meeting::on_lost(int rank) {
   if (self_ == kLeader) return conclude_round();
   Action action;
   if (rank == kLeader) {
-    action.failure = Error(Code::kDisconnected, "worker 0, which leads the shutdown, is gone");
+    action.failure = Error(Code::kDisconnected, kLeaderIsGone);
   }
   return action;
 }

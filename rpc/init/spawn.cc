@@ -94,8 +94,9 @@ BadEnd how_it_ended(const Child& child, int status) {
   const ssize_t got = recv(child.line, text.data(), text.size(), MSG_DONTWAIT);
   if (got > 0) {
     const std::string why(text.data(), static_cast<size_t>(got));
-    return {why.starts_with(name_of(Code::kDisconnected)) ? Weight::kNoticed : Weight::kFailed,
-            rank + " threw " + why};
+    const bool noticed = why.starts_with(name_of(Code::kDisconnected)) ||
+                         why.starts_with(name_of(Code::kUnavailable));
+    return {noticed ? Weight::kNoticed : Weight::kFailed, rank + " threw " + why};
   }
   return {Weight::kFailed, rank + " ended with status " + std::to_string(WEXITSTATUS(status)) +
                                "; look at what it printed"};
@@ -198,6 +199,10 @@ void say_why(int line, const std::string& text) {
   int status = 0;
   try {
     run(rank, processes);
+    if (has_joined()) {
+      throw Error(Code::kInvalidArgument, "it returned while it was still a worker")
+          .advice("call shutdown() last in every worker: it waits until nobody needs it any more");
+    }
   } catch (const Error& e) {
     say_why(line, e.what());
     status = 1;

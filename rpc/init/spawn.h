@@ -12,7 +12,8 @@ namespace farspan {
 // MASTER_ADDR and MASTER_PORT are set, and this process serves the store.
 //
 // Call it first thing in main(), before there are other threads: the copies are made by fork(). A
-// copy never returns from it: when `run` returns it ends with status 0, when `run` throws with 1.
+// copy never returns from it: when `run` returns it ends with status 0, when `run` throws, or
+// returns as a worker that has not been shut down, with 1.
 //
 // Nothing is left behind, whatever happens. When a copy ends badly, the others get SIGTERM, and
 // after 3 s SIGKILL. So they do when this process gets SIGINT (Ctrl-C), SIGTERM or SIGHUP: when all

@@ -129,11 +129,13 @@ class TcpTransport final : public Transport {
       attempt->done = true;
       if (const net::TimerId timer = attempt->timer.exchange(0)) reactor_.timers().cancel(timer);
       if (uv_error != 0) {
-        return done(Error(uv_error == UV_ECANCELED ? Code::kTimeout : Code::kUnavailable,
-                          uv_error == UV_ECANCELED ? "no answer" : uv_strerror(uv_error))
-                        .operation("connect " + endpoint)
-                        .elapsed(Clock::now() - begun)
-                        .advice("is the worker running, and does a firewall let it be reached?"));
+        return done(
+            Error(uv_error == UV_ECANCELED ? Code::kTimeout : Code::kUnavailable,
+                  uv_error == UV_ECANCELED ? "no answer" : uv_strerror(uv_error))
+                .operation("connect " + endpoint)
+                .elapsed(Clock::now() - begun)
+                .advice(
+                    "has it ended, perhaps without shutdown(), or does a firewall stand between?"));
       }
       std::unique_ptr<Stream> stream;
       try {

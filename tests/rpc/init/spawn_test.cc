@@ -112,6 +112,11 @@ std::map<std::string, Role> spawn_roles() {
          });
        }},
       {"spawn_from_a_worker", spawn_from_a_worker},
+      {"spawn_forgotten",
+       [] {
+         return report(
+             3, [](int rank, int size) { rank == 1 ? void(init_rpc("w1")) : talk(rank, size); });
+       }},
   };
 }
 
@@ -136,6 +141,14 @@ TEST(Spawn, WhatAProcessThrowsArrives) {
   // Expect: a text of any length; its end is cut off.
   EXPECT_THAT(end_of("spawn_error").output,
               AllOf(HasSubstr("rank 1"), HasSubstr("NOT_FOUND: xxxx")));
+}
+
+TEST(Spawn, AWorkerThatForgetsToShutDownIsNamedWhateverTheOthersSay) {
+  for (int round = 0; round < 5; ++round) {
+    EXPECT_THAT(end_of("spawn_forgotten").output,
+                AllOf(HasSubstr("REMOTE: spawn: rank 1 threw INVALID_ARGUMENT"),
+                      HasSubstr("call shutdown() last in every worker")));
+  }
 }
 
 TEST(Spawn, AnExitStatusArrives) {
