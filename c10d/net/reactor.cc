@@ -55,29 +55,6 @@ bool inside_reactor() noexcept { return on_reactor_thread() || thread_state().wa
 uint64_t current_chain() noexcept { return thread_state().chain; }
 void set_current_chain(uint64_t chain) noexcept { thread_state().chain = chain; }
 
-// How a reactor's thread waits for a future that no connection is known to bring.
-class Reactor::ThreadWaiter final : public Waiter {
- public:
-  explicit ThreadWaiter(Reactor& reactor) : reactor_(reactor) {}
-  bool wait(FutureCore& future, Deadline deadline) override {
-    return reactor_.wait(future, deadline, nullptr);
-  }
-  bool begin_callbacks() override {
-    ThreadState& self = thread_state();
-    if (self.station != Station::kLooping || self.in_callbacks) return false;
-    self.in_callbacks = true;
-    reactor_.begin_callbacks();
-    return true;
-  }
-  void end_callbacks() override {
-    thread_state().in_callbacks = false;
-    reactor_.in_callbacks_.fetch_sub(1);
-  }
-
- private:
-  Reactor& reactor_;
-};
-
 Reactor::Reactor(ReactorOptions options)
     : options_(completed(std::move(options))),
       epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
@@ -105,6 +82,10 @@ void Reactor::stop() {
   if (write(stop_fd_.get(), &one, sizeof one) < 0) stopping_.store(true);  // full: readable already
   const Error why(Code::kShutdown, "the worker has been shut down");
   reject_queue(why);  // before the joins: a task that runs may wait for one that never will
+  {
+    MutexLock lock(mutex_);
+    if (timers_.has_due()) keep_a_reader_locked();  // those who read may have left already
+  }
   for (;;) {
     std::vector<std::thread> ended;
     std::vector<std::shared_ptr<Thread>> threads;
@@ -112,8 +93,9 @@ void Reactor::stop() {
       MutexLock lock(mutex_);
       ended.swap(ended_);
       threads.swap(threads_);
+      stopped_ = ended.empty() && threads.empty();
+      if (stopped_) break;
     }
-    if (ended.empty() && threads.empty()) break;
     for (auto& thread : threads) thread->handle.join();
     for (auto& thread : ended) thread.join();
   }
@@ -171,7 +153,12 @@ void Reactor::loop(const std::shared_ptr<Thread>& self) {
   thread_state() = {this, Station::kLooping};
   std::shared_ptr<Source> hot;
   bool retired = false;
-  while (!retired && !stopping_.load(std::memory_order_acquire)) {
+  while (!retired) {
+    if (stopping_.load(std::memory_order_acquire)) {
+      timers_.run_due();
+      if (leave()) break;
+      continue;
+    }
     if (run_one_task()) continue;
     if (hot && spin(hot)) continue;
     hot.reset();
@@ -179,9 +166,15 @@ void Reactor::loop(const std::shared_ptr<Thread>& self) {
   }
   set_current_waiter(nullptr);
   thread_state() = {};
-  if (retired) return;
+}
+
+// At the end. What blocked threads have handed over to the timers is still run, or they and whoever
+// waits for it would never end: a thread that hands over sees that none reads, or is seen here.
+bool Reactor::leave() {
   MutexLock lock(mutex_);
+  if (timers_.has_due()) return false;
   --alive_;
+  return true;
 }
 
 // Polls what was just read from; true when there is something to do.

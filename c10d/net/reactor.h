@@ -89,6 +89,7 @@ class Reactor {
   void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);
   void give_back_event(uint64_t key) noexcept;
   bool retire(Thread& self);
+  bool leave();
 
   // Who runs what: reactor_tasks.cc.
   int readers_locked() const FARSPAN_REQUIRES(mutex_) {
@@ -142,11 +143,14 @@ class Reactor {
       FARSPAN_GUARDED_BY(mutex_);  // fewer than the option's when the system gives less
   int patient_threads_ FARSPAN_GUARDED_BY(mutex_);            // beyond that, for patient tasks
   bool short_of_threads_ FARSPAN_GUARDED_BY(mutex_) = false;  // look_at_shortage() will come
+  bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;           // no thread is left, and none comes
   int alive_ FARSPAN_GUARDED_BY(mutex_) = 0;
-  int running_ FARSPAN_GUARDED_BY(mutex_) = 0;   // inside a task, and not blocked
-  int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;   // waiting, inside a task or a callback
-  int sleeping_ FARSPAN_GUARDED_BY(mutex_) = 0;  // in epoll_wait
-  TimePoint exhausted_since_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();  // max: it is not
+  int running_ FARSPAN_GUARDED_BY(mutex_) = 0;         // inside a task, and not blocked
+  int running_beyond_ FARSPAN_GUARDED_BY(mutex_) = 0;  // of those: patient ones beyond the limit
+  int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;         // waiting, inside a task or a callback
+  int sleeping_ FARSPAN_GUARDED_BY(mutex_) = 0;        // in epoll_wait
+  TimePoint exhausted_since_ FARSPAN_GUARDED_BY(mutex_) =
+      TimePoint::max();                              // max: it is not; and work waits
   bool offered_ FARSPAN_GUARDED_BY(mutex_) = false;  // what is queued to all chains that wait
 
   Mutex leases_mutex_;

@@ -22,8 +22,33 @@ struct ThreadState {
   uint64_t chain = 0;
   int waits = 0;              // Reactor::wait, one inside what another one runs
   bool in_callbacks = false;  // of futures, as a thread that reads
+  bool beyond_limit = false;  // in a patient task, on a thread beyond max_threads
 };
 ThreadState& thread_state() noexcept;
+
+// How a thread of the reactor's, or one inside its wait(), waits for a future that no connection is
+// known to bring.
+class Reactor::ThreadWaiter final : public Waiter {
+ public:
+  explicit ThreadWaiter(Reactor& reactor) : reactor_(reactor) {}
+  bool wait(FutureCore& future, Deadline deadline) override {
+    return reactor_.wait(future, deadline, nullptr);
+  }
+  bool begin_callbacks() override {
+    ThreadState& self = thread_state();
+    if (self.station != Station::kLooping || self.in_callbacks) return false;
+    self.in_callbacks = true;
+    reactor_.begin_callbacks();
+    return true;
+  }
+  void end_callbacks() override {
+    thread_state().in_callbacks = false;
+    reactor_.in_callbacks_.fetch_sub(1);
+  }
+
+ private:
+  Reactor& reactor_;
+};
 
 struct Reactor::Thread {
   std::thread handle;

@@ -25,7 +25,9 @@ constexpr std::chrono::seconds kStalledAfter{1};
 }  // namespace
 
 void Reactor::move_locked(Station from, Station to) {
-  running_ += (to == Station::kInTask) - (from == Station::kInTask);
+  const int starts = (to == Station::kInTask) - (from == Station::kInTask);
+  running_ += starts;
+  if (thread_state().beyond_limit) running_beyond_ += starts;
   blocked_ += (to == Station::kWaiting) - (from == Station::kWaiting);
   note_exhaustion_locked();
 }
@@ -47,12 +49,14 @@ bool Reactor::may_take_locked() const {
   return busy < max_threads_ || (queue_.has_patient() && busy < max_threads_ + patient_threads_);
 }
 
-// All that may are blocked.
-bool Reactor::exhausted_locked() const { return running_ == 0 && blocked_ >= max_threads_; }
+// All that may are blocked. Patient tasks that run beyond the limit do not help the others.
+bool Reactor::exhausted_locked() const {
+  return running_ == running_beyond_ && blocked_ >= max_threads_;
+}
 
 // False when there can be no more threads.
 bool Reactor::spawn_locked() {
-  if (stopping_.load()) return false;
+  if (stopped_) return false;
   auto thread = std::make_shared<Thread>();
   threads_.push_back(thread);
   ++alive_;
@@ -120,7 +124,11 @@ void Reactor::run(std::unique_ptr<Task> task) {
     MutexLock lock(mutex_);
     stopped = stopping_.load();
     if (!stopped) {
+      const bool first = !queue_.has_others();
       if (!exhausted_locked() || !give_to_chain_locked(task)) queue_.push(std::move(task));
+      if (first && queue_.has_others() && exhausted_locked()) {
+        exhausted_since_ = Clock::now();  // for nobody has waited before
+      }
       queued_.store(queue_.size(), std::memory_order_release);
       if (!mine) share_queue_locked();
       exhausted = exhausted_locked();
@@ -133,7 +141,8 @@ void Reactor::run(std::unique_ptr<Task> task) {
 // False when the next task cannot be run for want of a thread that would read meanwhile.
 bool Reactor::take_locked(std::unique_ptr<Task>& task) {
   if (readers_locked() <= 1 && !spawn_locked()) return false;
-  task = running_ + blocked_ < max_threads_ ? queue_.pop() : queue_.pop_patient();
+  thread_state().beyond_limit = running_ + blocked_ >= max_threads_;
+  task = thread_state().beyond_limit ? queue_.pop_patient() : queue_.pop();
   queued_.store(queue_.size(), std::memory_order_release);
   move_locked(Station::kLooping, Station::kInTask);
   const auto left = static_cast<int64_t>(queue_.size());
@@ -171,6 +180,7 @@ bool Reactor::run_one_task() {
   self.chain = 0;
   MutexLock lock(mutex_);
   move_locked(Station::kInTask, Station::kLooping);
+  self.beyond_limit = false;
   return true;
 }
 

@@ -14,16 +14,19 @@
 namespace farspan::net {
 namespace {
 
-// The callbacks that would lie behind one that blocks.
+// The callbacks that would lie behind one that blocks. A few threads run them, however many wait.
 class CallbackTask final : public Task {
  public:
-  explicit CallbackTask(std::function<void()> callbacks) : callbacks_(std::move(callbacks)) {
+  CallbackTask(Timers& timers, std::function<void()> callbacks)
+      : timers_(timers), callbacks_(std::move(callbacks)) {
     patient = true;
   }
   void run() noexcept override { callbacks_(); }
-  void reject(const Error&) noexcept override { callbacks_(); }  // futures depend on them
+  // At the end: futures depend on them, and they must not run on top of the one that blocks.
+  void reject(const Error&) noexcept override { timers_.add(TimePoint(), std::move(callbacks_)); }
 
  private:
+  Timers& timers_;
   std::function<void()> callbacks_;
 };
 
@@ -87,7 +90,7 @@ Reactor::Blocked::Blocked(Reactor& waited_on, Slot& slot)
       waiting_(outer_.reactor ? Station::kWaiting : Station::kOutside),
       slot_(slot),
       pause_([this](std::function<void()> row) {
-        reactor_.run(std::make_unique<CallbackTask>(std::move(row)));
+        reactor_.run(std::make_unique<CallbackTask>(reactor_.timers_, std::move(row)));
       }) {
   enter(outer_.station);
 }
@@ -152,13 +155,24 @@ void Reactor::Blocked::run_inbox() {
   enter(Station::kInTask);
 }
 
-// Marks the calling thread as inside wait().
+// The calling thread inside wait(): callbacks that it runs there may block as those of the
+// reactor's own threads do.
 class Reactor::Inside {
  public:
-  Inside() noexcept { ++thread_state().waits; }
-  ~Inside() { --thread_state().waits; }
+  explicit Inside(Reactor& reactor) : waiter_(reactor), outer_(current_waiter()) {
+    ++thread_state().waits;
+    if (!on_reactor_thread()) set_current_waiter(&waiter_);
+  }
+  ~Inside() {
+    set_current_waiter(outer_);
+    --thread_state().waits;
+  }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
+
+ private:
+  ThreadWaiter waiter_;
+  Waiter* const outer_;
 };
 
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
@@ -166,7 +180,7 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
     if (hint && hint->flush()) flush_when_writable(*hint);
     return true;
   }
-  const Inside inside;
+  const Inside inside(*this);
   Role role;
   role.may_lease(true);
   const bool ready = spin_wait(future, deadline, hint, role) ||

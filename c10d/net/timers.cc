@@ -98,6 +98,11 @@ class Timers::Due final : Unfinished {
   size_t next_ = 0;
 };
 
+bool Timers::has_due() {
+  MutexLock lock(mutex_);
+  return !entries_.empty() && entries_.begin()->first <= Clock::now();
+}
+
 void Timers::run_due() {
   uint64_t expirations = 0;
   // What is due is decided by the clock alone; reading only makes the descriptor quiet again.

@@ -33,6 +33,7 @@ class Timers {
   // Makes the descriptor readable at `at`, or earlier, without running anything.
   void nudge(TimePoint at) noexcept;
 
+  bool has_due();
   // Runs what is due and sets the descriptor to what is next.
   void run_due();
 

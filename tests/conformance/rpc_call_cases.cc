@@ -322,6 +322,31 @@ TEST_P(RpcSuite, AGracefulShutdownWaitsForWhatIsUnderWay) {
   EXPECT_EQ(after.code(), Code::kShutdown);
 }
 
+// Each continuation waits for the next call; all calls end with the worker.
+TEST_P(RpcSuite, ALocalShutdownTellsEveryCallWhateverTheirContinuationsWaitFor) {
+  if (!GetParam().real) GTEST_SKIP() << "the World delivers one after the other";
+  constexpr int kCalls = 50;
+  start();
+  std::vector<Future<int64_t>> calls;
+  for (int i = 0; i < kCalls; ++i) {
+    calls.push_back(w0().rpc_async("w1", pass_gate_later, i));
+  }
+  std::vector<Future<bool>> in_time;
+  for (int i = 0; i < kCalls; ++i) {
+    in_time.push_back(calls[static_cast<size_t>(i)].then(
+        [next = calls[static_cast<size_t>(std::min(i + 1, kCalls - 1))]](const Future<int64_t>&) {
+          return next.wait_for(20s);
+        }));
+  }
+  ASSERT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == kCalls; }));
+  cluster().leave();
+  spoil();
+  for (const auto& one : in_time) {
+    ASSERT_TRUE(one.wait_for(20s));
+    EXPECT_TRUE(one.value());
+  }
+}
+
 TEST_P(RpcSuite, ALocalShutdownFailsWhatIsUnderWayAtOnce) {
   start();
   const auto slow = w0().rpc_async("w1", pass_gate_later, 1);

@@ -211,6 +211,25 @@ TEST_F(ReactorLimitTest, WorkBehindPatientWorkThatRunsIsTurnedAwayAfterIt) {
   EXPECT_TRUE(ends(patient));
 }
 
+TEST_F(ReactorLimitTest, PatientWorkThatComesNowAndAgainDoesNotPutOffThatOtherWorkIsTurnedAway) {
+  block_all();
+  const auto more = run(reactor_, [] {});
+  for (int i = 0; i < 50 && !more.wait_for(milliseconds(200)); ++i) {
+    EXPECT_TRUE(ends(run_patient(reactor_, [] {})));
+  }
+  EXPECT_TRUE(more.has_error());
+}
+
+TEST_F(ReactorLimitTest, WorkHasItsSecondHoweverLongThreadsHaveBeenBlocked) {
+  block_all();
+  ASSERT_TRUE(ends(run(reactor_, [] {})));  // turned away: a second has passed
+  const TimePoint begun = Clock::now();
+  const auto more = run(reactor_, [] {});
+  ASSERT_TRUE(ends(more));
+  EXPECT_TRUE(more.has_error());
+  EXPECT_GE(Clock::now() - begun, milliseconds(900));
+}
+
 TEST_F(ReactorLimitTest, ATaskOfAWaitingChainRunsOnItsThread) {
   block_all(7);
   std::thread::id where;
@@ -331,6 +350,30 @@ TEST(ReactorWait, ALaterCallbackMayWaitForAnEarlierOne) {
   ASSERT_TRUE(second.wait_for(std::chrono::seconds(10)));
   EXPECT_EQ(second.value(), 7);
   EXPECT_TRUE(ends(done));
+}
+
+TEST(ReactorWait, CallbacksThatAWaitingThreadOfTheProgramRunsMayWaitForEachOther) {
+  Reactor reactor;
+  Promise<int> promise;
+  Future<int> later;
+  bool in_time = false;
+  promise.future().on_ready([&] { in_time = later.wait_for(std::chrono::seconds(10)); });
+  later = promise.future().then([](int value) { return value + 1; });
+  // Makes the future ready in the thread that waits, as a connection does that it reads.
+  struct Reads final : net::Source {
+    explicit Reads(Promise<int>& p) : promise(p) {}
+    int descriptor() const noexcept override { return -1; }
+    bool pump(net::Role& role) noexcept override {
+      role.release();
+      return promise.set_value(1);
+    }
+    Promise<int>& promise;
+  };
+  const auto source = std::make_shared<Reads>(promise);
+  EXPECT_TRUE(reactor.wait(*promise.future().state(), Deadline::after(std::chrono::seconds(10)),
+                           source.get()));
+  EXPECT_TRUE(in_time);
+  EXPECT_EQ(later.wait(), 2);
 }
 
 TEST(ReactorWait, ManyCallbacksThatWaitNeedFewThreadsAndNoDeepStack) {
