@@ -144,8 +144,9 @@ class Future {
   bool has_error() const noexcept { return ready() && state_->failed(); }
   const Error& error() const noexcept { return state_->error(); }  // when has_error()
 
-  // Runs `fn` when ready: in the thread that delivers the result, in another one if a callback
-  // before it blocks there, or at once in this one. It must not throw.
+  // Runs `fn` when ready: in the thread that delivers the result, or at once in this one. If a
+  // callback before it blocks: in another thread of the worker's; after it, where no worker is
+  // waited for. It must not throw.
   void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
