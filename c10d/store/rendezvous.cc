@@ -18,9 +18,8 @@ namespace {
 
 constexpr const char* kHowToLaunch =
     "on one host let farspan::spawn() start the workers; else set RANK, WORLD_SIZE, MASTER_ADDR "
-    "and "
-    "MASTER_PORT for each, as torchrun --no-python does, or WorkerOptions::rank, world_size and "
-    "init_method";
+    "and MASTER_PORT for each, as torchrun --no-python does, or WorkerOptions::rank, world_size "
+    "and init_method";
 
 Error refuse(const std::string& message, const std::string& advice) {
   Error error(Code::kInvalidArgument, message);

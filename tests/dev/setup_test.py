@@ -86,8 +86,7 @@ def the_users_own_cuda_toolkit_is_taken(clones):
 def main():
     for rule in (a_second_clone_downloads_nothing, clones_that_begin_at_once_download_once,
                  half_a_download_is_made_again, what_is_installed_goes_where_the_caller_says,
-                 the_users_own_libtorch_is_taken,
-                 the_users_own_cuda_toolkit_is_taken):
+                 the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken):
         print(rule.__name__, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             rule(Clones(pathlib.Path(sys.argv[1]), folder))

@@ -327,16 +327,23 @@ TEST(ReactorWait, GivesUpAtItsDeadline) {
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(0)), nullptr));
 }
 
-TEST(ReactorWait, ACallbackMayWaitForWhatALaterOneMakes) {
-  Reactor reactor;
+// Two callbacks of one future; the first waits for what the second makes.
+struct WaitsForTheNext {
+  WaitsForTheNext() {
+    promise.future().on_ready([this] { in_time = later.wait_for(std::chrono::seconds(10)); });
+    later = promise.future().then([](int value) { return value + 1; });
+  }
   Promise<int> promise;
   Future<int> later;
   bool in_time = false;
-  promise.future().on_ready([&] { in_time = later.wait_for(std::chrono::seconds(10)); });
-  later = promise.future().then([](int value) { return value + 1; });
-  ASSERT_TRUE(ends(run(reactor, [&] { promise.set_value(1); })));
-  EXPECT_TRUE(in_time);
-  EXPECT_EQ(later.value(), 2);
+};
+
+TEST(ReactorWait, ACallbackMayWaitForWhatALaterOneMakes) {
+  Reactor reactor;
+  WaitsForTheNext both;
+  ASSERT_TRUE(ends(run(reactor, [&] { both.promise.set_value(1); })));
+  EXPECT_TRUE(both.in_time);
+  EXPECT_EQ(both.later.value(), 2);
 }
 
 TEST(ReactorWait, ALaterCallbackMayWaitForAnEarlierOne) {
@@ -354,11 +361,7 @@ TEST(ReactorWait, ALaterCallbackMayWaitForAnEarlierOne) {
 
 TEST(ReactorWait, CallbacksThatAWaitingThreadOfTheProgramRunsMayWaitForEachOther) {
   Reactor reactor;
-  Promise<int> promise;
-  Future<int> later;
-  bool in_time = false;
-  promise.future().on_ready([&] { in_time = later.wait_for(std::chrono::seconds(10)); });
-  later = promise.future().then([](int value) { return value + 1; });
+  WaitsForTheNext both;
   // Makes the future ready in the thread that waits, as a connection does that it reads.
   struct Reads final : net::Source {
     explicit Reads(Promise<int>& p) : promise(p) {}
@@ -369,11 +372,11 @@ TEST(ReactorWait, CallbacksThatAWaitingThreadOfTheProgramRunsMayWaitForEachOther
     }
     Promise<int>& promise;
   };
-  const auto source = std::make_shared<Reads>(promise);
-  EXPECT_TRUE(reactor.wait(*promise.future().state(), Deadline::after(std::chrono::seconds(10)),
-                           source.get()));
-  EXPECT_TRUE(in_time);
-  EXPECT_EQ(later.wait(), 2);
+  const auto source = std::make_shared<Reads>(both.promise);
+  EXPECT_TRUE(reactor.wait(*both.promise.future().state(),
+                           Deadline::after(std::chrono::seconds(10)), source.get()));
+  EXPECT_TRUE(both.in_time);
+  EXPECT_EQ(both.later.wait(), 2);
 }
 
 TEST(ReactorWait, ManyCallbacksThatWaitNeedFewThreadsAndNoDeepStack) {

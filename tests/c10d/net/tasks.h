@@ -1,13 +1,15 @@
 // Tasks and waits for the tests of the reactor.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/reactor.h>
+
+#include "support/eventually.h"
 
 namespace farspan::testing {
 
@@ -47,17 +49,6 @@ inline Future<void> run_patient(net::Reactor& reactor, std::function<void()> wor
   auto done = task->done();
   reactor.run(std::move(task));
   return done;
-}
-
-// Looks until `condition` holds; false after ten seconds.
-template <class Condition>
-bool eventually(Condition condition) {
-  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
-  return true;
 }
 
 inline bool ends(const Future<void>& future) { return future.wait_for(std::chrono::seconds(10)); }

@@ -8,13 +8,13 @@
 #include <cstdio>
 #include <future>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <farspan/c10d/store/tcp_store.h>
 #include <farspan/c10d/store/tcp_store_server.h>
 
 #include "support/errors.h"
+#include "support/eventually.h"
 #include "support/processes.h"
 
 namespace farspan::dist {
@@ -22,6 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::error_of;
+using testing::eventually;
 using ::testing::HasSubstr;
 using testing::Process;
 
@@ -30,19 +31,16 @@ int serve() {
   const auto server = TcpStoreServer::start();
   std::printf("port %d\n", int{server->port()});
   size_t told = 0;
-  for (;; std::this_thread::sleep_for(5ms)) {
-    if (server->waits() != told) std::printf("waits %zu\n", told = server->waits());
+  for (;;) {
     std::fflush(stdout);
+    eventually([&] { return server->waits() != told; });
+    told = server->waits();
+    std::printf("waits %zu\n", told);
   }
 }
 
 bool says(const Process& process, const std::string& text) {
-  const Deadline deadline = Deadline::after(20s);
-  while (process.output().find(text) == std::string::npos) {
-    if (deadline.expired()) return false;
-    std::this_thread::sleep_for(5ms);
-  }
-  return true;
+  return eventually([&] { return process.output().find(text) != std::string::npos; }, 20s);
 }
 
 TEST(LostServer, FailsEveryClientThatWaitsAtOnceAndIsNamed) {

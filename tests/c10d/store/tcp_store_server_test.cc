@@ -22,6 +22,7 @@
 
 #include "c10d/store/reserved_port.h"
 #include "support/errors.h"
+#include "support/eventually.h"
 
 namespace farspan::dist {
 namespace {
@@ -29,6 +30,7 @@ namespace {
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 using testing::error_of;
+using testing::eventually;
 
 std::shared_ptr<TcpStore> join(const TcpStoreServer& server, Millis timeout = 30s) {
   TcpStoreOptions options;
@@ -36,15 +38,6 @@ std::shared_ptr<TcpStore> join(const TcpStoreServer& server, Millis timeout = 30
   options.port = server.port();
   options.timeout = timeout;
   return std::make_shared<TcpStore>(options);
-}
-
-bool comes_true(const std::function<bool()>& condition) {
-  const Deadline deadline = Deadline::after(20s);
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    std::this_thread::sleep_for(1ms);
-  }
-  return true;
 }
 
 // What is sent before the other side closes; empty at once when it has closed.
@@ -84,7 +77,7 @@ TEST(TcpStoreServer, ServesSixtyFourClientsWithOneThread) {
       return clients[i]->get("go");
     }));
   }
-  ASSERT_TRUE(comes_true([&] { return server->waits() == 64; }));
+  ASSERT_TRUE(eventually([&] { return server->waits() == 64; }, 20s));
   clients[0]->set("go", "now");
   for (auto& one : waiting) EXPECT_EQ(one.get(), "now");
   EXPECT_EQ(clients[0]->get("here"), "64");
@@ -96,7 +89,7 @@ TEST(TcpStoreServer, ClosingItFailsWaitingClientsAtOnceAndNamesItsAddress) {
   const auto start = Clock::now();
   auto waiting =
       std::async(std::launch::async, [&] { return error_of([&] { client->get("never"); }); });
-  ASSERT_TRUE(comes_true([&] { return server->waits() == 1; }));
+  ASSERT_TRUE(eventually([&] { return server->waits() == 1; }, 20s));
   server->close();
   const Error error = waiting.get();
   EXPECT_LT(Clock::now() - start, 10s);
@@ -173,7 +166,7 @@ TEST(TcpStoreServer, StrangersAreNotAnsweredAndAreClosedWhenTheirTimeIsOver) {
     net::send_all(strangers.back().get(), bytes.data(), bytes.size(), Deadline::after(5s));
   }
   for (const auto& stranger : strangers) EXPECT_EQ(read_to_end(stranger.get()), "");
-  EXPECT_TRUE(comes_true([&] { return server->connections() == 1; }));
+  EXPECT_TRUE(eventually([&] { return server->connections() == 1; }, 20s));
   good->set("k", "v");
 }
 
@@ -199,7 +192,7 @@ TEST(TcpStoreServer, RandomBytesNeverCrashOrHangIt) {
     ASSERT_EQ(good->get("k"), std::to_string(i));
   }
   senders.clear();
-  EXPECT_TRUE(comes_true([&] { return server->connections() == 1; }));
+  EXPECT_TRUE(eventually([&] { return server->connections() == 1; }, 20s));
 }
 
 TEST(TcpStoreServer, ASlowReaderHoldsUpNobodyAndDoesNotGrowTheServer) {
@@ -247,7 +240,7 @@ TEST(TcpStoreServer, AClientThatGoesAwayInTheMiddleOfAnAnswerHarmsNobody) {
     setsockopt(client.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
   good->set("k", "v");
-  EXPECT_TRUE(comes_true([&] { return server->connections() == 1; }));
+  EXPECT_TRUE(eventually([&] { return server->connections() == 1; }, 20s));
 }
 
 TEST(TcpStoreServer, OutOfDescriptorsItWaitsWithoutSpinningAndRecovers) {
