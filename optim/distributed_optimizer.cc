@@ -1,7 +1,11 @@
 #include <farspan/optim/distributed_optimizer.h>
 
+#include <atomic>
 #include <map>
+#include <string>
 #include <utility>
+
+#include <farspan/c10d/base/log.h>
 
 namespace farspan::optim {
 namespace {
@@ -95,14 +99,23 @@ OwnerOptimizers::OwnerOptimizers(Worker& worker, const std::vector<Group>& group
 uint64_t OwnerOptimizers::step(dist_autograd::ContextId context, const CallOptions& options) {
   const dist_autograd::OutsideContext outside;
   const auto apply = [&](uint64_t number) {
+    std::atomic<int64_t> gradients{0};
     std::vector<Future<void>> steps;
     for (const auto& local : locals_) {
       steps.push_back(guarded([&] {
-        return local.rpc_async(options, &LocalOptimizer::step, static_cast<uint64_t>(context),
-                               number);
+        return local
+            .rpc_async(options, &LocalOptimizer::step, static_cast<uint64_t>(context), number)
+            .then([&](int64_t here) { gradients += here; });
       }));
     }
     wait_for_all("DistributedOptimizer::step", names_, steps);
+    if (gradients == 0 && !warned_->exchange(true)) {
+      log(LogLevel::kWarning, "optim",
+          "DistributedOptimizer::step changes nothing: no worker has a gradient of its parameters "
+          "in context " +
+              std::to_string(static_cast<uint64_t>(context)) +
+              "; call dist_autograd::backward() before it, in the same context");
+    }
   };
   if (mode_ == StepMode::kHogwild) return apply(0), 0;
   if (const auto state = autograd_->find(context)) state->finished = true;

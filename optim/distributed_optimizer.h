@@ -4,6 +4,7 @@
 // Source: torch.distributed.optim.DistributedOptimizer.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,7 @@ class OwnerOptimizers {
   std::vector<LocalOptimizerRef> locals_;  // one for each owner
   std::vector<int64_t> owners_;            // their ranks
   std::vector<std::string> names_;         // likewise
+  std::shared_ptr<std::atomic<bool>> warned_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace optim
@@ -105,7 +107,8 @@ class DistributedOptimizer {
       : owners_(worker, specs_of(groups), optim::spec_of(options), how.mode) {}
 
   // Applies the gradients of a context, on all owners at once, and waits for them. In consistent
-  // mode it finishes the context: what is called later in it is not recorded.
+  // mode it finishes the context: what is called later in it is not recorded. The first step that
+  // finds no gradient at all is spoken of in the log.
   //   options  the timeout covers waiting for other contexts, and then again applying
   //   returns  in consistent mode the number of the step in the job, 1, 2, ... in the order in
   //            which owners apply them; else 0

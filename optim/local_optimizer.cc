@@ -58,15 +58,17 @@ LocalOptimizer::~LocalOptimizer() {
   if (guard_) guard_->unguard_parameters();
 }
 
-void LocalOptimizer::step(uint64_t context, uint64_t number) {
+int64_t LocalOptimizer::step(uint64_t context, uint64_t number) {
   std::optional<PartOfStep> part;
   if (guard_) part.emplace(*guard_, number);
   const auto room = dist_autograd::AutogradRoom::of(current_worker());
   const auto state = room->find_whole(dist_autograd::ContextId(context));
-  if (!state) return;
+  if (!state) return 0;
   MutexLock lock(mutex_);
+  int64_t gradients = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     twins_[i].mutable_grad() = state->leaves->find(parameters_[i]);
+    gradients += twins_[i].grad().defined();
   }
   std::optional<Error> failure;
   try {
@@ -79,6 +81,7 @@ void LocalOptimizer::step(uint64_t context, uint64_t number) {
     twins_[i].mutable_grad() = at::Tensor();
   }
   if (failure) throw *failure;
+  return gradients;
 }
 
 std::shared_ptr<LocalOptimizer> make_local_optimizer(const OptimizerSpec& defaults,

@@ -34,10 +34,11 @@ class LocalOptimizer {
 
   // Applies the gradients that a context has for these parameters here. Parameters without are
   // left alone: all of them, when the context has not been here.
-  //   number  of the step, of those that are consistent
-  //   throws  Error kInvalidArgument: a gradient that LibTorch cannot apply; kCancelled: the step
-  //           is over already
-  void step(uint64_t context, uint64_t number = 0);
+  //   number   of the step, of those that are consistent
+  //   returns  how many parameters had a gradient
+  //   throws   Error kInvalidArgument: a gradient that LibTorch cannot apply; kCancelled: the step
+  //            is over already
+  int64_t step(uint64_t context, uint64_t number = 0);
 
   // How many tensors it optimizes.
   int64_t size() const { return static_cast<int64_t>(parameters_.size()); }

@@ -146,7 +146,8 @@ class Future {
 
   // Runs `fn` when ready: in the thread that delivers the result, or at once in this one. If a
   // callback before it blocks: in another thread of the worker's; after it, where no worker is
-  // waited for. It must not throw.
+  // waited for. It must not throw. It may take long, and block: then it needs one of the worker's
+  // threads (max_threads, and 16 more).
   void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`

@@ -51,10 +51,12 @@ struct CallbackRow {
 };
 thread_local CallbackRow callback_row;
 
+// The time that a thread spends in callbacks.
 class CallbackTime {
  public:
-  explicit CallbackTime(Waiter* waiter)
-      : waiter_(waiter && waiter->begin_callbacks() ? waiter : nullptr) {}
+  explicit CallbackTime(bool outermost) : waiter_(outermost || lent_ ? current_waiter() : nullptr) {
+    if (waiter_) waiter_->begin_callbacks(static_cast<bool>(lent_));
+  }
   ~CallbackTime() {
     if (waiter_) waiter_->end_callbacks();
   }
@@ -62,6 +64,7 @@ class CallbackTime {
   CallbackTime& operator=(const CallbackTime&) = delete;
 
  private:
+  const Unfinished::Lent lent_;
   Waiter* const waiter_;
 };
 
@@ -158,7 +161,7 @@ void FutureCore::announce() {
     for (auto& callback : callbacks) row.waiting.push_back({std::move(callback), true});
     return;
   }
-  const CallbackTime time(row.depth == 0 ? current_waiter() : nullptr);
+  const CallbackTime time(row.depth == 0);
   // The others go to the head of the row, where the first one finds them if it is about to block.
   const size_t before = row.waiting.size();
   for (size_t last = callbacks.size() - 1; last > 0; --last) {

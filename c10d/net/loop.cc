@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include <farspan/c10d/net/batch.h>
 #include <farspan/c10d/net/descriptor.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
@@ -68,7 +69,7 @@ class Loop::ListeningHandle final : public Loop::Listening {
   const uint64_t id_;
 };
 
-Loop::Loop() : handles_(std::make_unique<Handles>()) {
+Loop::Loop(Timers& timers) : timers_(timers), handles_(std::make_unique<Handles>()) {
   const int status = uv_loop_init(&loop_);
   if (status != 0) throw uv_failure(status, "uv_loop_init").advice("raise ulimit -n");
 }
@@ -86,7 +87,9 @@ void Loop::run_outcomes() {
     MutexLock lock(mutex_);
     outcomes.swap(outcomes_);
   }
-  for (const auto& outcome : outcomes) outcome();
+  Batch(
+      timers_, std::move(outcomes), [](const auto& outcome) { outcome(); }, [] {})
+      .run();
 }
 
 bool Loop::pump(Role& role) noexcept {

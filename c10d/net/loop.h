@@ -15,16 +15,18 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/source.h>
+#include <farspan/c10d/net/timers.h>
 
 namespace farspan::net {
 
 // Threading: every method from any thread; libuv runs under one lock, in whichever reactor thread
 //            its descriptor fires. Callbacks run after that lock is released, in the same thread,
 //            perhaps before the method that led to them returns; they must not block.
-// Lifetime:  close() before the reactor stops; handles of listeners may go before or after.
+// Lifetime:  close() before the reactor stops, whose timers it is given; handles of listeners may
+//            go before or after.
 class Loop final : public Source {
  public:
-  Loop();
+  explicit Loop(Timers& timers);
   ~Loop() override;
 
   int descriptor() const noexcept override { return uv_backend_fd(&loop_); }
@@ -77,6 +79,7 @@ class Loop final : public Source {
   // it.
   void run_outcomes();
 
+  Timers& timers_;  // others go on with outcomes there
   Mutex mutex_;
   uv_loop_t loop_;
   std::unique_ptr<Handles> handles_ FARSPAN_GUARDED_BY(mutex_);

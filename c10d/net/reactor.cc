@@ -254,8 +254,11 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
     return;
   }
   if (key == kTimersKey) {
-    timers_.run_due();
-    end_leases();
+    Timers::Due due(timers_);
+    Unfinished::fetch_lent();  // after that: see Timers::nudge
+    Unused unused(*this);
+    due.run();
+    unused.pump();
     return;
   }
   if (key == kStopKey) return;

@@ -95,18 +95,20 @@ class Reactor {
   int readers_locked() const FARSPAN_REQUIRES(mutex_) {
     return alive_ - running_ - blocked_ - in_callbacks_.load();
   }
-  void begin_callbacks();
+  void begin_callbacks(bool lends);
+  void end_callbacks();
   void keep_a_reader_locked() FARSPAN_REQUIRES(mutex_);
   void move_locked(Station from, Station to) FARSPAN_REQUIRES(mutex_);
   bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
+  bool at_limit_locked() const FARSPAN_REQUIRES(mutex_);
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
-  void note_exhaustion_locked() FARSPAN_REQUIRES(mutex_);
+  void note_stalls_locked() FARSPAN_REQUIRES(mutex_);
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
   void look_at_shortage();
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
   bool give_to_chain_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
-  void relieve_if_exhausted();
+  void relieve_at_limit();
   void reject_queue(const Error& why);
   void wake_one() noexcept;
 
@@ -119,7 +121,6 @@ class Reactor {
   void arm(Source& source) noexcept;
   void disarm(Source& source) noexcept;
   void lease(Source& source);
-  void end_leases();
   bool tasks_are_short() const noexcept;
   std::shared_ptr<Source> find(uint64_t key);
 
@@ -149,8 +150,9 @@ class Reactor {
   int running_beyond_ FARSPAN_GUARDED_BY(mutex_) = 0;  // of those: patient ones beyond the limit
   int blocked_ FARSPAN_GUARDED_BY(mutex_) = 0;         // waiting, inside a task or a callback
   int sleeping_ FARSPAN_GUARDED_BY(mutex_) = 0;        // in epoll_wait
-  TimePoint exhausted_since_ FARSPAN_GUARDED_BY(mutex_) =
-      TimePoint::max();                              // max: it is not; and work waits
+  // When all threads were blocked and work waited; max: it is not so.
+  TimePoint stalled_since_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
+  TimePoint patient_stalled_since_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
   bool offered_ FARSPAN_GUARDED_BY(mutex_) = false;  // what is queued to all chains that wait
 
   Mutex leases_mutex_;

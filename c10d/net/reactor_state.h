@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/reactor.h>
 
 namespace farspan::net {
@@ -21,7 +22,7 @@ struct ThreadState {
   Station station = Station::kOutside;
   uint64_t chain = 0;
   int waits = 0;              // Reactor::wait, one inside what another one runs
-  bool in_callbacks = false;  // of futures, as a thread that reads
+  int in_callbacks = 0;       // of futures, as a thread that reads; one inside what another runs
   bool beyond_limit = false;  // in a patient task, on a thread beyond max_threads
 };
 ThreadState& thread_state() noexcept;
@@ -34,17 +35,8 @@ class Reactor::ThreadWaiter final : public Waiter {
   bool wait(FutureCore& future, Deadline deadline) override {
     return reactor_.wait(future, deadline, nullptr);
   }
-  bool begin_callbacks() override {
-    ThreadState& self = thread_state();
-    if (self.station != Station::kLooping || self.in_callbacks) return false;
-    self.in_callbacks = true;
-    reactor_.begin_callbacks();
-    return true;
-  }
-  void end_callbacks() override {
-    thread_state().in_callbacks = false;
-    reactor_.in_callbacks_.fetch_sub(1);
-  }
+  void begin_callbacks(bool lends) override { reactor_.begin_callbacks(lends); }
+  void end_callbacks() override { reactor_.end_callbacks(); }
 
  private:
   Reactor& reactor_;
@@ -52,6 +44,21 @@ class Reactor::ThreadWaiter final : public Waiter {
 
 struct Reactor::Thread {
   std::thread handle;
+};
+
+// Sources whose lease is over, which nobody else hears of until they are armed.
+class Reactor::Unused final : Unfinished {
+ public:
+  explicit Unused(Reactor& reactor);
+  // Reads each, and arms it again.
+  void pump();
+
+ private:
+  void hand_over() noexcept override;
+
+  Reactor& reactor_;
+  std::vector<std::shared_ptr<Source>> sources_;
+  size_t next_ = 0;
 };
 
 // A thread's place to sleep: an eventfd, opened when it first sleeps, and the tasks of its own

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/reactor_state.h>
 
 namespace farspan::net {
@@ -14,13 +15,23 @@ namespace {
 
 // Work left in the queue that takes longer than this is worth waking another thread for.
 constexpr int64_t kWorthAWakeUpNs = 50'000;
-// How long work may lie behind a task that takes longer than expected.
+// How long work may lie behind a task or a callback that takes longer than expected.
 constexpr std::chrono::milliseconds kRescueAfter{1};
 // How often to try again after the system has given no thread.
 constexpr std::chrono::milliseconds kShortageLooks{100};
 // How long no blocked thread may have moved before work is turned away: until then one may come
 // back, and take it.
 constexpr std::chrono::seconds kStalledAfter{1};
+// How often to say that patient work lies there.
+constexpr std::chrono::seconds kWarnEvery{60};
+
+void keep_clock(TimePoint& since, bool stalled) noexcept {
+  if (!stalled) {
+    since = TimePoint::max();
+  } else if (since == TimePoint::max()) {
+    since = Clock::now();
+  }
+}
 
 }  // namespace
 
@@ -29,16 +40,14 @@ void Reactor::move_locked(Station from, Station to) {
   running_ += starts;
   if (thread_state().beyond_limit) running_beyond_ += starts;
   blocked_ += (to == Station::kWaiting) - (from == Station::kWaiting);
-  note_exhaustion_locked();
+  note_stalls_locked();
 }
 
-void Reactor::note_exhaustion_locked() {
-  if (!exhausted_locked()) {
-    exhausted_since_ = TimePoint::max();
-  } else if (exhausted_since_ == TimePoint::max()) {
-    exhausted_since_ = Clock::now();
-    offered_ = false;
-  }
+// Called whenever the queue, the limit or what threads do has changed.
+void Reactor::note_stalls_locked() {
+  const bool exhausted = exhausted_locked();
+  keep_clock(stalled_since_, exhausted && queue_.has_others());
+  keep_clock(patient_stalled_since_, exhausted && queue_.has_patient() && !may_take_locked());
 }
 
 // Whether a thread may take one of the queue's tasks. One thread more may be alive, which reads:
@@ -49,7 +58,10 @@ bool Reactor::may_take_locked() const {
   return busy < max_threads_ || (queue_.has_patient() && busy < max_threads_ + patient_threads_);
 }
 
-// All that may are blocked. Patient tasks that run beyond the limit do not help the others.
+// Tasks that are not patient get a thread only when one comes back.
+bool Reactor::at_limit_locked() const { return running_ + blocked_ >= max_threads_; }
+
+// And all that may are blocked. Patient tasks that run beyond the limit do not help the others.
 bool Reactor::exhausted_locked() const {
   return running_ == running_beyond_ && blocked_ >= max_threads_;
 }
@@ -68,7 +80,7 @@ bool Reactor::spawn_locked() {
     --alive_;
     max_threads_ = std::max(alive_ - 1, 0);  // the system's limit is ours, and one thread reads
     patient_threads_ = 0;
-    note_exhaustion_locked();
+    note_stalls_locked();
     if (!std::exchange(short_of_threads_, true)) {
       timers_.add(Clock::now() + kShortageLooks, [this] { look_at_shortage(); });
     }
@@ -83,7 +95,7 @@ void Reactor::look_at_shortage() {
   if (!spawn_locked()) return;
   max_threads_ = options_.max_threads;
   patient_threads_ = kForPatientTasks;
-  note_exhaustion_locked();
+  note_stalls_locked();
   share_queue_locked();
 }
 
@@ -91,11 +103,23 @@ void Reactor::keep_a_reader_locked() {
   if (readers_locked() < 1) spawn_locked();
 }
 
-// Callbacks may be long: when all who read are in some, another one has to.
-void Reactor::begin_callbacks() {
-  MutexLock lock(mutex_);
-  in_callbacks_.fetch_add(1);
-  if (alive_ <= max_threads_ + patient_threads_) keep_a_reader_locked();
+// Callbacks may be long: when all who read are in some, another one has to, and what lies behind
+// them is soon looked after.
+void Reactor::begin_callbacks(bool lends) {
+  ThreadState& self = thread_state();
+  bool leaves = lends;
+  if (self.station == Station::kLooping && self.in_callbacks++ == 0) {
+    MutexLock lock(mutex_);
+    in_callbacks_.fetch_add(1);
+    if (alive_ <= max_threads_ + patient_threads_) keep_a_reader_locked();
+    leaves |= !queue_.empty();
+  }
+  if (leaves) timers_.nudge(Clock::now() + kRescueAfter);
+}
+
+void Reactor::end_callbacks() {
+  ThreadState& self = thread_state();
+  if (self.station == Station::kLooping && --self.in_callbacks == 0) in_callbacks_.fetch_sub(1);
 }
 
 void Reactor::wake_one() noexcept {
@@ -119,23 +143,27 @@ void Reactor::share_queue_locked() {
 void Reactor::run(std::unique_ptr<Task> task) {
   const ThreadState& self = thread_state();
   const bool mine = self.reactor == this && self.station == Station::kLooping;
-  bool stopped = false, exhausted = false;
+  bool stopped = false, at_limit = false;
   {
     MutexLock lock(mutex_);
     stopped = stopping_.load();
     if (!stopped) {
-      const bool first = !queue_.has_others();
-      if (!exhausted_locked() || !give_to_chain_locked(task)) queue_.push(std::move(task));
-      if (first && queue_.has_others() && exhausted_locked()) {
-        exhausted_since_ = Clock::now();  // for nobody has waited before
+      at_limit = at_limit_locked();
+      if (!at_limit || !give_to_chain_locked(task)) {
+        queue_.push(std::move(task));
+        offered_ &= at_limit;
+        note_stalls_locked();
       }
       queued_.store(queue_.size(), std::memory_order_release);
-      if (!mine) share_queue_locked();
-      exhausted = exhausted_locked();
+      if (!mine) {
+        share_queue_locked();
+      } else if (self.in_callbacks > 0) {
+        timers_.nudge(Clock::now() + kRescueAfter);
+      }
     }
   }
   if (stopped) return task->reject(Error(Code::kShutdown, "the worker has been shut down"));
-  if (exhausted) relieve_if_exhausted();
+  if (at_limit) relieve_at_limit();
 }
 
 // False when the next task cannot be run for want of a thread that would read meanwhile.
@@ -160,10 +188,10 @@ bool Reactor::run_one_task() {
   {
     MutexLock lock(mutex_);
     taken = may_take_locked() && take_locked(task);
-    if (!taken && !exhausted_locked()) return false;
+    if (!taken && !at_limit_locked()) return false;
   }
   if (!taken) {
-    relieve_if_exhausted();
+    relieve_at_limit();
     return false;
   }
   ThreadState& self = thread_state();
@@ -207,32 +235,39 @@ bool Reactor::give_to_chain_locked(std::unique_ptr<Task>& task) {
 
 // No thread can be had for what is queued: tasks whose chains have threads that wait here run on
 // those, patient ones stay, the others are turned away when nothing moves.
-void Reactor::relieve_if_exhausted() {
+void Reactor::relieve_at_limit() {
   std::vector<std::unique_ptr<Task>> rejected;
-  int threads = 0;
+  bool warn = false;
+  std::string all;
   {
     MutexLock lock(mutex_);
-    if (!exhausted_locked() || queue_.empty()) return;
-    threads = blocked_;
+    if (!at_limit_locked() || queue_.empty()) return;
     if (!std::exchange(offered_, true)) {
       for (auto& task : queue_.take_all()) {
         if (!give_to_chain_locked(task)) queue_.push(std::move(task));
       }
     }
-    const TimePoint stalled_at = exhausted_since_ + kStalledAfter;
-    if (Clock::now() >= stalled_at) {
-      rejected = queue_.take_others();
-    } else if (queue_.has_others()) {
-      timers_.nudge(stalled_at);
-    }
+    note_stalls_locked();
+    const TimePoint stalled_before = Clock::now() - kStalledAfter;
+    if (stalled_since_ <= stalled_before) rejected = queue_.take_others();
+    warn = patient_stalled_since_ <= stalled_before;
+    if (warn) patient_stalled_since_ += kWarnEvery;
+    note_stalls_locked();
+    const TimePoint next = std::min(stalled_since_, patient_stalled_since_);
+    if (next != TimePoint::max()) timers_.nudge(next + kStalledAfter);
     queued_.store(queue_.size());
     share_queue_locked();
+    if (warn || !rejected.empty()) all = "all " + std::to_string(blocked_) + " threads are blocked";
+  }
+  const char* advice = "call less at once, or raise WorkerOptions::max_threads";
+  if (warn) {
+    log(LogLevel::kWarning, "net",
+        all + ", and continuations or one-way requests wait for one: " + advice);
   }
   for (auto& task : rejected) {
-    task->reject(Error(Code::kOverloaded, "all " + std::to_string(threads) +
-                                              " threads are blocked in calls of their own, and "
-                                              "none has come back for 1 s")
-                     .advice("call less at once, or raise WorkerOptions::max_threads"));
+    task->reject(
+        Error(Code::kOverloaded, all + " in calls of their own, and none has come back for 1 s")
+            .advice(advice));
   }
 }
 

@@ -102,14 +102,14 @@ void Reactor::Blocked::enter(Station from) {
   {
     MutexLock lock(reactor_.mutex_);
     if (outer_.reactor) reactor_.move_locked(from, waiting_);
-    if (outer_.in_callbacks && from == Station::kLooping) reactor_.in_callbacks_.fetch_sub(1);
+    if (outer_.in_callbacks > 0 && from == Station::kLooping) reactor_.in_callbacks_.fetch_sub(1);
     if (outer_.chain != 0) {
       reactor_.waiting_[outer_.chain].push_back(&slot_);
       reactor_.offered_ = false;
     }
     reactor_.share_queue_locked();
   }
-  reactor_.relieve_if_exhausted();
+  reactor_.relieve_at_limit();
 }
 
 void Reactor::Blocked::leave(Station to) {
@@ -129,11 +129,11 @@ void Reactor::Blocked::leave(Station to) {
     reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
     slot_.inbox.clear();
     slot_.has_mail.store(false);
-    if (outer_.in_callbacks && to == Station::kLooping) reactor_.in_callbacks_.fetch_add(1);
+    if (outer_.in_callbacks > 0 && to == Station::kLooping) reactor_.in_callbacks_.fetch_add(1);
     if (outer_.reactor) reactor_.move_locked(waiting_, to);
     reactor_.share_queue_locked();
   }
-  if (returned) reactor_.relieve_if_exhausted();
+  if (returned) reactor_.relieve_at_limit();
 }
 
 void Reactor::Blocked::run_inbox() {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/reactor_state.h>
 
 namespace farspan::net {
@@ -88,7 +87,7 @@ bool Role::release_on_lease(Source& source) noexcept {
     uint32_t free = 0;  // an event was lost on the way: arm, unless a new holder will
     return !source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire);
   }
-  // Only now that the turn is free: end_leases() ends the lease first and then tries the turn, so
+  // Only now that the turn is free: Unused ends the lease first and then tries the turn, so
   // either it gets the turn or the lease is seen to have ended here.
   if (!source.leased_.load()) reactor_->lease(source);
   source.hand_over();  // to one that came after the look above, and did not get the turn
@@ -99,7 +98,7 @@ bool Reactor::tasks_are_short() const noexcept {
   return task_ns_.load(std::memory_order_relaxed) < kShortTaskNs;
 }
 
-// From now on end_leases() looks after the source.
+// From now on Unused looks after the source.
 void Reactor::lease(Source& source) {
   {
     MutexLock lock(leases_mutex_);
@@ -110,54 +109,39 @@ void Reactor::lease(Source& source) {
   timers_.nudge(Clock::now() + kLease);
 }
 
-// Sources whose lease is over, which nobody else hears of until they are armed.
-class Reactor::Unused final : Unfinished {
- public:
-  explicit Unused(Reactor& reactor) : reactor_(reactor) {}
-  void add(std::shared_ptr<Source> source) { sources_.push_back(std::move(source)); }
-
-  // Reads each, and arms it again.
-  void pump() {
-    while (next_ < sources_.size()) {
-      Source& source = *sources_[next_++];
-      Role role;
-      if (source.removed() || !role.take(reactor_, source, false)) continue;  // its holder arms it
-      if (source.pump(role)) source.no_leases_.store(kLeaseBan);
-    }
-  }
-
- private:
-  void hand_over() noexcept override {
-    while (next_ < sources_.size()) {
-      Role role;
-      role.take(reactor_, *sources_[next_++], false);  // and arms it
-    }
-  }
-
-  Reactor& reactor_;
-  std::vector<std::shared_ptr<Source>> sources_;
-  size_t next_ = 0;
-};
-
-// Sources that are in use keep their lease; the others are read, and armed again.
-void Reactor::end_leases() {
-  Unused unused(*this);
+// Sources that are in use keep their lease.
+Reactor::Unused::Unused(Reactor& reactor) : reactor_(reactor) {
   bool some_left = false;
   {
-    MutexLock lock(leases_mutex_);
-    std::erase_if(leases_, [&](const std::shared_ptr<Source>& source) {
+    MutexLock lock(reactor.leases_mutex_);
+    std::erase_if(reactor.leases_, [&](const std::shared_ptr<Source>& source) {
       const uint32_t uses = source->uses_.load(std::memory_order_relaxed);
       const bool in_use = std::exchange(source->uses_seen_, uses) != uses;
       if (!in_use) {
         source->leased_.store(false);
-        unused.add(source);
+        sources_.push_back(source);
       }
       return !in_use;
     });
-    some_left = !leases_.empty();
+    some_left = !reactor.leases_.empty();
   }
-  if (some_left) timers_.nudge(Clock::now() + kLease);
-  unused.pump();
+  if (some_left) reactor.timers_.nudge(Clock::now() + kLease);
+}
+
+void Reactor::Unused::pump() {
+  while (next_ < sources_.size()) {
+    Source& source = *sources_[next_++];
+    Role role;
+    if (source.removed() || !role.take(reactor_, source, false)) continue;  // its holder arms it
+    if (source.pump(role)) source.no_leases_.store(kLeaseBan);
+  }
+}
+
+void Reactor::Unused::hand_over() noexcept {
+  while (next_ < sources_.size()) {
+    Role role;
+    role.take(reactor_, *sources_[next_++], false);  // and arms it
+  }
 }
 
 void Source::follow(Sleeper& sleeper) {

@@ -8,10 +8,8 @@
 #include <cstring>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include <farspan/c10d/base/error.h>
-#include <farspan/c10d/base/unfinished.h>
 
 namespace farspan::net {
 namespace {
@@ -60,57 +58,42 @@ void Timers::nudge(TimePoint at) noexcept {
   set_descriptor_locked();
 }
 
-// Entries that one thread is about to run.
-class Timers::Due final : Unfinished {
- public:
-  explicit Due(Timers& timers) : timers_(timers) {}
-
-  void take() {
-    MutexLock lock(timers_.mutex_);
-    const TimePoint now = Clock::now();
-    auto& entries = timers_.entries_;
-    while (!entries.empty() && entries.begin()->first <= now) {
-      due_.push_back(std::move(entries.begin()->second));
-      timers_.by_id_.erase(due_.back().id);
-      entries.erase(entries.begin());
-    }
-    if (timers_.nudge_ <= now) timers_.nudge_ = TimePoint::max();
-    timers_.set_descriptor_locked();
+Timers::Due::Due(Timers& timers) : timers_(timers) {
+  uint64_t expirations = 0;
+  // What is due is decided by the clock alone; reading only makes the descriptor quiet again.
+  if (read(timers_.fd_, &expirations, sizeof expirations) < 0 && errno != EAGAIN) return;
+  MutexLock lock(timers_.mutex_);
+  const TimePoint now = Clock::now();
+  auto& entries = timers_.entries_;
+  while (!entries.empty() && entries.begin()->first <= now) {
+    due_.push_back(std::move(entries.begin()->second));
+    timers_.by_id_.erase(due_.back().id);
+    entries.erase(entries.begin());
   }
+  if (timers_.nudge_ <= now) timers_.nudge_ = TimePoint::max();
+  timers_.set_descriptor_locked();
+}
 
-  void run() {
-    while (next_ < due_.size()) {
-      const std::function<void()> callback = std::move(due_[next_++].callback);
-      callback();
-    }
+void Timers::Due::run() {
+  while (next_ < due_.size()) {
+    const std::function<void()> callback = std::move(due_[next_++].callback);
+    callback();
   }
+}
 
- private:
-  void hand_over() noexcept override {
-    MutexLock lock(timers_.mutex_);
-    while (next_ < due_.size()) timers_.insert_locked(TimePoint(), std::move(due_[next_++]));
-    timers_.nudge_ = TimePoint();  // and what is done when the descriptor fires beside this
-    timers_.set_descriptor_locked();
-  }
-
-  Timers& timers_;
-  std::vector<Entry> due_;
-  size_t next_ = 0;
-};
+void Timers::Due::hand_over() noexcept {
+  if (next_ == due_.size()) return;
+  MutexLock lock(timers_.mutex_);
+  while (next_ < due_.size()) timers_.insert_locked(TimePoint(), std::move(due_[next_++]));
+  timers_.set_descriptor_locked();
+}
 
 bool Timers::has_due() {
   MutexLock lock(mutex_);
   return !entries_.empty() && entries_.begin()->first <= Clock::now();
 }
 
-void Timers::run_due() {
-  uint64_t expirations = 0;
-  // What is due is decided by the clock alone; reading only makes the descriptor quiet again.
-  if (read(fd_, &expirations, sizeof expirations) < 0 && errno != EAGAIN) return;
-  Due due(*this);
-  due.take();
-  due.run();
-}
+void Timers::run_due() { Due(*this).run(); }
 
 void Timers::insert_locked(TimePoint at, Entry entry) {
   const TimerId id = entry.id;

@@ -9,9 +9,11 @@
 #include <functional>
 #include <map>
 #include <unordered_map>
+#include <vector>
 
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/base/unfinished.h>
 
 namespace farspan::net {
 
@@ -20,6 +22,8 @@ using TimerId = uint64_t;
 // Threading: every method from any thread.
 class Timers {
  public:
+  class Due;
+
   Timers();
   ~Timers();
 
@@ -30,19 +34,20 @@ class Timers {
   // False when it has run already, or is running.
   bool cancel(TimerId id);
 
-  // Makes the descriptor readable at `at`, or earlier, without running anything.
+  // Makes the descriptor readable at `at`, or earlier, without running anything. Whoever then makes
+  // a Due, and after that looks for what the caller has left, finds it.
   void nudge(TimePoint at) noexcept;
 
   bool has_due();
-  // Runs what is due and sets the descriptor to what is next.
+  // Runs what is due.
   void run_due();
 
  private:
-  class Due;
   struct Entry {
     TimerId id;
     std::function<void()> callback;
   };
+
   void insert_locked(TimePoint at, Entry entry) FARSPAN_REQUIRES(mutex_);
   void set_descriptor_locked() FARSPAN_REQUIRES(mutex_);
 
@@ -54,6 +59,20 @@ class Timers {
   std::multimap<TimePoint, Entry> entries_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_map<TimerId, std::multimap<TimePoint, Entry>::iterator> by_id_
       FARSPAN_GUARDED_BY(mutex_);
+};
+
+// What is due, taken by one thread; the descriptor is set to what is next.
+class Timers::Due final : Unfinished {
+ public:
+  explicit Due(Timers& timers);
+  void run();
+
+ private:
+  void hand_over() noexcept override;
+
+  Timers& timers_;
+  std::vector<Entry> due_;
+  size_t next_ = 0;
 };
 
 }  // namespace farspan::net

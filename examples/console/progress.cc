@@ -78,7 +78,10 @@ void Progress::finish() {
 void Progress::draw(bool last) {
   const auto now = options_.now();
   const double passed = Seconds(now - drawn_at_).count();
-  if (passed > 0) {
+  if (!drawn_) {
+    new_samples_ = new_steps_ = 0;  // the first step bears the start of all
+    drawn_at_ = now;
+  } else if (passed > 0) {
     samples_per_s_.add(double(new_samples_), passed, kSpeedMemory);
     steps_per_s_.add(double(new_steps_), passed, kSpeedMemory);
     new_samples_ = new_steps_ = 0;

@@ -136,7 +136,7 @@ Agent::Agent(AgentOptions options)
       instance_(wire::InstanceId::random()),
       pool_(net::ReceivePool::make()),
       reactor_(options_.reactor),
-      loop_(std::make_shared<net::Loop>()) {
+      loop_(std::make_shared<net::Loop>(reactor_.timers())) {
   if (wire::encode(hello()).size() > kGreetingLimits.max_meta_bytes) {
     throw Error(Code::kInvalidArgument, "the table of registered functions is too large: " +
                                             std::to_string(options_.functions.size()))

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
-#include <farspan/c10d/base/unfinished.h>
+#include <farspan/c10d/net/batch.h>
 
 namespace farspan::agent {
 namespace {
@@ -38,71 +38,27 @@ bool is_counted(const wire::FrameHeader& header) noexcept {
 
 }  // namespace
 
-// Frames that a thread has read, and deliveries_ counts as one. If what it runs for one of them
-// blocks, others deliver the rest.
-class Connection::Delivery final : Unfinished {
- public:
-  Delivery(std::shared_ptr<Connection> connection, std::vector<wire::InFrame> frames) noexcept
-      : connection_(std::move(connection)), frames_(std::move(frames)) {}
-  void run() {
-    while (next_ < frames_.size()) connection_->deliver(std::move(frames_[next_++]));
-    if (!std::exchange(handed_over_, true) && connection_->ends_last()) connection_->close_ended();
-  }
+// Frames that a thread has read, and deliveries_ counts as one.
+auto Connection::delivery(std::vector<wire::InFrame> frames) {
+  return net::Batch(
+      reactor_.timers(), std::move(frames),
+      [this](wire::InFrame&& frame) { deliver(std::move(frame)); },
+      [self = self()] {
+        if (self->ends_last()) self->close_ended();
+      });
+}
 
- private:
-  void hand_over() noexcept override {
-    if (std::exchange(handed_over_, true)) return;
-    net::Timers& timers = connection_->reactor_.timers();  // no task, since somebody always reads
-    if (next_ == frames_.size()) {
-      if (!connection_->ends_last()) return;
-      timers.add(TimePoint(), [connection = connection_] { connection->close_ended(); });
-      return;
-    }
-    const auto rest = std::make_shared<std::vector<wire::InFrame>>();
-    while (next_ < frames_.size()) rest->push_back(std::move(frames_[next_++]));
-    timers.add(TimePoint(),
-               [connection = connection_, rest] { Delivery(connection, std::move(*rest)).run(); });
-  }
-
-  const std::shared_ptr<Connection> connection_;
-  std::vector<wire::InFrame> frames_;
-  size_t next_ = 0;
-  bool handed_over_ = false;
-};
-
-// Calls that have ended without an answer, and perhaps the line with them. If what runs for one of
-// them blocks, others tell the rest.
-class Connection::Ending final : Unfinished {
- public:
-  Ending(std::shared_ptr<Connection> connection, std::vector<PendingCalls::Taken> calls, Error why,
-         bool of_the_line) noexcept
-      : connection_(std::move(connection)),
-        calls_(std::move(calls)),
-        why_(std::move(why)),
-        of_the_line_(of_the_line) {}
-  void run() {
-    while (next_ < calls_.size()) connection_->finish(std::move(calls_[next_++]), nullptr, &why_);
-    if (std::exchange(of_the_line_, false)) connection_->owner_.on_closed(connection_, why_);
-  }
-
- private:
-  void hand_over() noexcept override {
-    if (next_ == calls_.size() && !of_the_line_) return;
-    const auto rest = std::make_shared<std::vector<PendingCalls::Taken>>();
-    while (next_ < calls_.size()) rest->push_back(std::move(calls_[next_++]));
-    connection_->reactor_.timers().add(
-        TimePoint(), [connection = connection_, rest, why = why_,
-                      of_the_line = std::exchange(of_the_line_, false)] {
-          Ending(connection, std::move(*rest), why, of_the_line).run();
-        });
-  }
-
-  const std::shared_ptr<Connection> connection_;
-  std::vector<PendingCalls::Taken> calls_;
-  const Error why_;
-  bool of_the_line_;
-  size_t next_ = 0;
-};
+// Tells calls that they have ended without an answer.
+void Connection::end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
+                           const std::function<void()>& last) {
+  net::Batch(
+      reactor_.timers(), std::move(calls),
+      [self = self(), why](PendingCalls::Taken&& call) {
+        self->finish(std::move(call), nullptr, &why);
+      },
+      last)
+      .run();
+}
 
 Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
                        ConnectionLimits limits)
@@ -135,7 +91,7 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
   }
   opened_.set_value();
   if (flush()) reactor_.flush_when_writable(*this);
-  Delivery(self(), std::move(frames)).run();
+  delivery(std::move(frames)).run();
 }
 
 bool Connection::wait(FutureCore& future, Deadline deadline) {
@@ -330,11 +286,11 @@ bool Connection::pump(net::Role& role) noexcept {
     failure = Error(Code::kOverloaded, "no memory for a frame that came in");
   }
   if (frames.empty() && !failure) return false;
-  Delivery delivery(self(), std::move(frames));
+  auto batch = delivery(std::move(frames));
   deliveries_.fetch_add(1);  // before anybody else can read the end
   if (failure) end_reading(*failure);
   role.release();
-  delivery.run();
+  batch.run();
   return true;
 }
 
@@ -391,7 +347,7 @@ void Connection::close(const Error& why) {
   outbox_.close();
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
-  Ending(self(), pending_.close(), why, true).run();
+  end_calls(pending_.close(), why, [self = self(), why] { self->owner_.on_closed(self, why); });
 }
 
 void Connection::answer_ping() {
@@ -476,7 +432,7 @@ void Connection::expire_at(TimePoint at) {
   Deadline next;
   auto expired = pending_.expire(at, Clock::now(), next);
   if (!next.is_never()) expire_later(next.at());
-  Ending(self(), std::move(expired), Error(Code::kTimeout, "no answer in time"), false).run();
+  end_calls(std::move(expired), Error(Code::kTimeout, "no answer in time"), [] {});
 }
 
 Error Connection::why_closed() const {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -116,8 +117,6 @@ class Connection final : public net::Source, public ReplyRoute {
   bool flush() noexcept override;
 
  private:
-  class Delivery;
-  class Ending;
   enum class State { kOpening, kOpen, kClosed };
   struct Waiting {
     uint64_t bytes;
@@ -133,7 +132,10 @@ class Connection final : public net::Source, public ReplyRoute {
   bool wait_for_room(uint64_t bytes, Deadline deadline);
   void leave_row(const FutureCore& room);
   void make_room();
+  void end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
+                 const std::function<void()>& last);
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
+  auto delivery(std::vector<wire::InFrame> frames);
   void deliver(wire::InFrame&& frame);
   void end_reading(const Error& why);
   bool ends_last() noexcept;

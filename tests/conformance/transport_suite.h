@@ -127,7 +127,7 @@ class TransportSuite : public ::testing::TestWithParam<TransportKind> {
   void SetUp() override {
     descriptors_before_ = open_descriptors();
     reactor_ = std::make_unique<net::Reactor>();
-    loop_ = std::make_shared<net::Loop>();
+    loop_ = std::make_shared<net::Loop>(reactor_->timers());
     reactor_->add(loop_);
     transport_ = GetParam().make(loop_, *reactor_);
     listener_ = listen();

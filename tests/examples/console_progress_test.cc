@@ -164,9 +164,19 @@ TEST_F(Progressing, WithoutAKnownEndThereIsNeitherBarNorTimeLeft) {
   const RecordedTerminal log;
   Progress progress(options(log, 0));
   steps(progress, 1, seconds(1));
-  EXPECT_EQ(log.last(), "training  step 1  loss 0.5000  64 samples/s\n");
+  EXPECT_EQ(log.last(), "training  step 1  loss 0.5000  - samples/s\n");
   progress.finish();
   EXPECT_EQ(log.last(), "training  step 1  loss 0.5000  64 samples/s  took 0:01\n");
+}
+
+TEST_F(Progressing, TheStartDoesNotCountAsTimeOfTheFirstStep) {
+  const RecordedTerminal log;
+  ProgressOptions wanted = options(log, 11);
+  wanted.plain_interval = milliseconds(1);
+  Progress progress(wanted);
+  steps(progress, 1, seconds(60));
+  steps(progress, 1, seconds(1));
+  EXPECT_NE(log.last().find("64 samples/s  0:09 left"), std::string::npos) << log.last();
 }
 
 TEST_F(Progressing, MoreStepsThanAnnouncedStayAt100Percent) {

@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <future>
 #include <set>
+#include <string>
 #include <thread>
 
 #include <farspan/autograd/room.h>
+#include <farspan/c10d/base/log.h>
 #include <farspan/rpc/init/rooms.h>
 
 #include "optim/layers.h"
@@ -339,6 +341,29 @@ TEST_F(Errors, OptionsThatLibTorchRefusesAreRefusedByName) {
       error_of([&] { DistributedOptimizer<Adam> optimizer(model.parameters, AdamOptions(-1)); });
   EXPECT_EQ(error.code(), Code::kInvalidArgument);
   EXPECT_THAT(error.what(), HasSubstr("learning rate"));
+}
+
+TEST_F(DistributedOptimizerTest, TheFirstStepThatFindsNoGradientIsSpokenOf) {
+  std::string said;
+  set_log_sink([&](LogLevel, std::string_view, std::string_view text) { said += text; });
+  {
+    CurrentWorker current(workers[3]);
+    const Model model(2);
+    DistributedOptimizer<SGD> optimizer(model.parameters, SGDOptions(0.1));
+    {
+      Context context;
+      context.backward({model.loss(batch(3, 0))});
+      optimizer.step(context);
+      EXPECT_EQ(said, "");
+    }
+    Context without;
+    optimizer.step(without);
+    EXPECT_THAT(said, HasSubstr("backward"));
+    said.clear();
+    optimizer.step(without);
+    EXPECT_EQ(said, "");
+  }
+  set_log_sink(nullptr);
 }
 
 // One group spans two owners; the oracle has the same groups.

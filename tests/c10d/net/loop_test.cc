@@ -11,7 +11,9 @@
 
 #include <cstddef>
 #include <cstring>
+#include <thread>
 
+#include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
 #include "c10d/net/tasks.h"
@@ -77,7 +79,7 @@ class LoopTest : public ::testing::Test {
   }
 
   net::Reactor reactor_;
-  std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();
+  std::shared_ptr<Loop> loop_ = std::make_shared<Loop>(reactor_.timers());
   sockaddr_storage bound_{};
   std::mutex mutex_;
   std::vector<Future<int>> accepted_;
@@ -198,7 +200,8 @@ TEST_F(LoopTest, ACallbackThatBlocksDoesNotKeepTheLoopFromTurning) {
 // An attempt succeeds while the loop turns for another reason: the end of a listener. There is no
 // reactor here that would turn it later.
 TEST(LoopOutcomes, AreRunByWhoeverTurnsTheLoop) {
-  const auto loop = std::make_shared<Loop>();
+  net::Timers timers;
+  const auto loop = std::make_shared<Loop>(timers);
   const sockaddr_storage any = local_port(0);
   sockaddr_storage bound{}, other{};
   std::vector<OwnedDescriptor> accepted, connected;
@@ -216,8 +219,36 @@ TEST(LoopOutcomes, AreRunByWhoeverTurnsTheLoop) {
   loop->close();
 }
 
+TEST(LoopOutcomes, BehindOneThatBlocksAreLeftToOthers) {
+  net::Timers timers;
+  const auto loop = std::make_shared<Loop>(timers);
+  const sockaddr_storage any = local_port(0);
+  sockaddr_storage bound{}, other{};
+  std::vector<OwnedDescriptor> accepted;
+  size_t after_a_wait = 0;
+  const auto accept = [&](int fd) {
+    accepted.emplace_back(fd);
+    if (accepted.size() > 1) return;
+    Unfinished::hand_over_all();  // as a wait does
+    std::thread([&] { timers.run_due(); }).join();
+    after_a_wait = accepted.size();
+  };
+  const auto listening = loop->listen_tcp(as_sockaddr(any), accept, &bound);
+  const OwnedDescriptor clients[] = {
+      OwnedDescriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+      OwnedDescriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
+  for (const auto& client : clients) {
+    ASSERT_EQ(::connect(client.get(), as_sockaddr(bound), sizeof(sockaddr_in)), 0);
+  }
+  loop->listen_tcp(as_sockaddr(any), accept, &other);  // turns the loop
+  EXPECT_EQ(after_a_wait, 2u);
+  EXPECT_EQ(accepted.size(), 2u);
+  loop->close();
+}
+
 TEST(LoopOutcomes, ABoundSocketIsTakenOverEvenByAClosedLoop) {
-  const auto loop = std::make_shared<Loop>();
+  net::Timers timers;
+  const auto loop = std::make_shared<Loop>(timers);
   loop->close();
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   EXPECT_THROW(loop->listen_unix(fd, [](int client) { close(client); }), Error);

@@ -6,8 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
+
+#include <farspan/c10d/base/log.h>
 
 #include "c10d/net/tasks.h"
 
@@ -196,6 +200,27 @@ TEST_F(ReactorLimitTest, PatientWorkThatBlocksIsWorkedOffLater) {
   for (const auto& task : patient) EXPECT_FALSE(task.has_error());
 }
 
+TEST_F(ReactorLimitTest, PatientWorkThatCannotBeDoneIsSpokenOf) {
+  std::mutex mutex;
+  std::string said;
+  set_log_sink([&](LogLevel, std::string_view, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    said += text;
+  });
+  block_all();
+  std::vector<Future<void>> all;
+  for (int i = 0; i < 17; ++i) {  // one more than there are threads for such
+    all.push_back(run_patient(reactor_, [this] { gate_.future().wait(); }));
+  }
+  EXPECT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return said.find("raise WorkerOptions::max_threads") != std::string::npos;
+  }));
+  set_log_sink(nullptr);
+  gate_.set_value();
+  EXPECT_TRUE(ends(collect_all(all)));
+}
+
 TEST_F(ReactorLimitTest, WorkBehindPatientWorkThatRunsIsTurnedAwayAfterIt) {
   block_all();
   std::atomic<bool> go{false}, begun{false};
@@ -240,6 +265,21 @@ TEST_F(ReactorLimitTest, ATaskOfAWaitingChainRunsOnItsThread) {
   EXPECT_EQ(where, threads_.future().wait());
   // Expect: that thread waits again.
   EXPECT_TRUE(eventually([&] { return reactor_.counters().blocked == kMax; }));
+}
+
+TEST_F(ReactorLimitTest, ATaskOfAWaitingChainDoesNotWaitForOtherTasksThatCompute) {
+  std::atomic<bool> nested_ran{false};
+  for (int i = 1; i < kMax; ++i) {
+    blocked_.push_back(run(
+        reactor_, [this] { gate_.future().wait(); }, 7));
+    ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
+  }
+  const auto computes =
+      run(reactor_, [&] { EXPECT_TRUE(eventually([&] { return !!nested_ran; })); });
+  ASSERT_TRUE(eventually([&] { return reactor_.counters().running == 1; }));
+  EXPECT_TRUE(ends(run(
+      reactor_, [&] { nested_ran = true; }, 7)));
+  EXPECT_TRUE(ends(computes));
 }
 
 TEST_F(ReactorLimitTest, AThreadFromOutsideRunsTasksOfItsChain) {
@@ -325,94 +365,6 @@ TEST(ReactorWait, GivesUpAtItsDeadline) {
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(20)), nullptr));
   EXPECT_GE(Clock::now() - begun, milliseconds(20));
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(0)), nullptr));
-}
-
-// Two callbacks of one future; the first waits for what the second makes.
-struct WaitsForTheNext {
-  WaitsForTheNext() {
-    promise.future().on_ready([this] { in_time = later.wait_for(std::chrono::seconds(10)); });
-    later = promise.future().then([](int value) { return value + 1; });
-  }
-  Promise<int> promise;
-  Future<int> later;
-  bool in_time = false;
-};
-
-TEST(ReactorWait, ACallbackMayWaitForWhatALaterOneMakes) {
-  Reactor reactor;
-  WaitsForTheNext both;
-  ASSERT_TRUE(ends(run(reactor, [&] { both.promise.set_value(1); })));
-  EXPECT_TRUE(both.in_time);
-  EXPECT_EQ(both.later.value(), 2);
-}
-
-TEST(ReactorWait, ALaterCallbackMayWaitForAnEarlierOne) {
-  Reactor reactor;
-  Promise<int> promise, slow;
-  const auto first = promise.future().then([slow](int) { return slow.future().wait() + 1; });
-  const auto second = promise.future().then([first](int) { return first.wait() + 1; });
-  const auto done = run(reactor, [&] { promise.set_value(1); });
-  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 2; }));
-  slow.set_value(5);
-  ASSERT_TRUE(second.wait_for(std::chrono::seconds(10)));
-  EXPECT_EQ(second.value(), 7);
-  EXPECT_TRUE(ends(done));
-}
-
-TEST(ReactorWait, CallbacksThatAWaitingThreadOfTheProgramRunsMayWaitForEachOther) {
-  Reactor reactor;
-  WaitsForTheNext both;
-  // Makes the future ready in the thread that waits, as a connection does that it reads.
-  struct Reads final : net::Source {
-    explicit Reads(Promise<int>& p) : promise(p) {}
-    int descriptor() const noexcept override { return -1; }
-    bool pump(net::Role& role) noexcept override {
-      role.release();
-      return promise.set_value(1);
-    }
-    Promise<int>& promise;
-  };
-  const auto source = std::make_shared<Reads>(both.promise);
-  EXPECT_TRUE(reactor.wait(*both.promise.future().state(),
-                           Deadline::after(std::chrono::seconds(10)), source.get()));
-  EXPECT_TRUE(both.in_time);
-  EXPECT_EQ(both.later.wait(), 2);
-}
-
-TEST(ReactorWait, ManyCallbacksThatWaitNeedFewThreadsAndNoDeepStack) {
-  Reactor reactor(few(2, 4));
-  Promise<int> promise, slow;
-  std::vector<Future<int>> all;
-  for (int i = 0; i < 50'000; ++i) {
-    all.push_back(promise.future().then([slow](int) { return slow.future().wait(); }));
-  }
-  const auto done = run(reactor, [&] { promise.set_value(1); });
-  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked > 4; }));
-  EXPECT_LT(reactor.counters().threads, 40);
-  slow.set_value(5);
-  EXPECT_TRUE(ends(done));
-  for (const auto& one : all) EXPECT_EQ(one.wait(), 5);
-}
-
-TEST(ReactorThreads, OneReadsHoweverManyRunLongCallbacks) {
-  Reactor reactor(few(2, 8));
-  std::atomic<bool> go{false};
-  std::atomic<int> begun{0}, ended{0};
-  for (int i = 0; i < 5; ++i) {
-    // Whoever reads runs the timer, and with it the callback.
-    reactor.timers().add(Clock::now(), [&] {
-      Promise<void> promise;
-      promise.future().on_ready([&] {
-        ++begun;
-        while (!go) std::this_thread::yield();
-        ++ended;
-      });
-      promise.set_value();
-    });
-    ASSERT_TRUE(eventually([&] { return begun == i + 1; }));
-  }
-  go = true;
-  EXPECT_TRUE(eventually([&] { return ended == 5 && reactor.counters().threads == 2; }));
 }
 
 // Objects that a user keeps for each thread end with it, and may take their time.

@@ -7,9 +7,11 @@
 #include <atomic>
 #include <future>
 #include <thread>
+#include <tuple>
 
 #include "rpc/agent/stranger.h"
 #include "support/agents.h"
+#include "support/eventually.h"
 
 namespace farspan::testing {
 namespace {
@@ -75,29 +77,45 @@ class ConnectionTest : public ::testing::Test {
   std::unique_ptr<Stranger> stranger_;
 };
 
-TEST_F(ConnectionTest, FramesBehindAContinuationThatWaitsForThemAreDelivered) {
-  for (const bool from_outside : {false, true}) {
-    const int before = arrived_;
-    const auto a = call(), b = call();
-    Promise<void> arrival;
-    auto c = a.then([&, b](const auto&) {
-      // Expect: neither the answer nor the request behind this one is stuck.
-      return b.wait_for(seconds(10)) && [&] {
-        const Deadline deadline = Deadline::after(seconds(10));
-        while (arrived_ == before && !deadline.expired()) std::this_thread::yield();
-        return arrived_ > before;
-      }();
-    });
-    const uint64_t first = heard_id(), second = heard_id();
-    Bytes bytes = answer_to(first);
-    append(bytes, answer_to(second));
-    append(bytes, one_way());
-    std::thread saying([&] { stranger_->say(bytes); });
-    if (from_outside) agent_.wait(*a.state(), Deadline::after(seconds(20)), 1);
-    ASSERT_TRUE(c.wait_for(seconds(20)));
-    EXPECT_TRUE(c.value()) << "read by " << (from_outside ? "this thread" : "the reactor's");
-    saying.join();
-  }
+// A continuation of the first of three frames that are read at once looks for the other two.
+struct LooksBehind : ConnectionTest, ::testing::WithParamInterface<std::tuple<bool, bool>> {};
+
+TEST_P(LooksBehind, AndFindsThatTheyAreDelivered) {
+  const auto [waits, from_outside] = GetParam();
+  const auto a = call(), b = call();
+  auto c = a.then([&, b, waits = waits](const auto&) {
+    if (waits && !b.wait_for(seconds(10))) return false;
+    return eventually([&] { return b.ready() && arrived_ > 0; });
+  });
+  const uint64_t first = heard_id(), second = heard_id();
+  Bytes bytes = answer_to(first);
+  append(bytes, answer_to(second));
+  append(bytes, one_way());
+  std::thread saying([&] { stranger_->say(bytes); });
+  if (from_outside) agent_.wait(*a.state(), Deadline::after(seconds(20)), 1);
+  ASSERT_TRUE(c.wait_for(seconds(20)));
+  EXPECT_TRUE(c.value());
+  saying.join();
+}
+
+std::string case_name(const ::testing::TestParamInfo<std::tuple<bool, bool>>& one) {
+  const auto [waits, from_outside] = one.param;
+  return std::string(waits ? "WhileItWaits" : "WhileItComputes") +
+         (from_outside ? "InTheProgramsThread" : "InAReactorsThread");
+}
+
+INSTANTIATE_TEST_SUITE_P(Connection, LooksBehind,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()), case_name);
+
+TEST_F(ConnectionTest, AContinuationThatComputesHoldsUpNoDeadline) {
+  const Deadline deadline = Deadline::after(milliseconds(50));
+  const auto a = call(0, deadline), b = call(0, deadline);
+  const auto in_time = [](const Future<wire::InFrame>& other) {
+    return [other](const auto&) { return eventually([&] { return other.ready(); }); };
+  };
+  const auto c = a.then(in_time(b)), d = b.then(in_time(a));
+  EXPECT_TRUE(c.wait(Millis(20'000)));
+  EXPECT_TRUE(d.wait(Millis(20'000)));
 }
 
 TEST_F(ConnectionTest, TheEndOfALineComesAfterWhatWasReadBeforeIt) {
@@ -123,6 +141,18 @@ TEST_F(ConnectionTest, TheEndOfALineComesAfterWhatWasReadBeforeIt) {
 TEST_F(ConnectionTest, TheEndOfALineDoesNotWaitForWhoWaitsForIt) {
   const auto a = call(), b = call();
   auto c = a.then([b](const auto&) { return b.wait_for(seconds(10)); });
+  const uint64_t first = heard_id();
+  heard_id();
+  stranger_->say(answer_to(first));
+  stranger_.reset();
+  ASSERT_TRUE(c.wait_for(seconds(20)));
+  EXPECT_TRUE(c.value());
+  EXPECT_TRUE(b.has_error());
+}
+
+TEST_F(ConnectionTest, TheEndOfALineDoesNotWaitForAContinuationThatComputes) {
+  const auto a = call(), b = call();
+  auto c = a.then([b](const auto&) { return eventually([&] { return b.ready(); }); });
   const uint64_t first = heard_id();
   heard_id();
   stranger_->say(answer_to(first));

@@ -83,7 +83,7 @@ class DialTest : public ::testing::TestWithParam<int> {
 
   const int mine_, theirs_;
   net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();
+  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>(reactor_.timers());
   std::unique_ptr<transport::Transport> transport_ =
       transport::make_unix_transport(loop_, reactor_);
   std::unique_ptr<transport::Listener> listener_;

@@ -98,7 +98,7 @@ class Stranger {
 
  private:
   net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();
+  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>(reactor_.timers());
   std::unique_ptr<transport::Transport> transport_ =
       transport::make_unix_transport(loop_, reactor_);
   std::shared_ptr<transport::Stream> stream_;

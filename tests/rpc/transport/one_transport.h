@@ -36,7 +36,7 @@ class OneTransport : public ::testing::Test {
   }
 
   net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>();
+  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>(reactor_.timers());
   std::unique_ptr<transport::Transport> transport_ = make(loop_, reactor_);
 };
 
