@@ -103,9 +103,16 @@ void PassProtocol::failed(const PassId& id, Error why, PassActions& actions) {
   fail(*pass, std::move(why), self_, actions);
 }
 
-void PassProtocol::on(int from, const Abort& abort, TimePoint, PassActions& actions) {
-  if (Pass* pass = find(abort.pass)) return fail(*pass, abort.why, from, actions);
-  ended_.end(abort.pass, abort.why);  // messages of the pass may still be under way to us
+void PassProtocol::on(int from, const Abort& abort, TimePoint now, PassActions& actions) {
+  Pass* pass = find(abort.pass);
+  if (!pass) {
+    ended_.end(abort.pass, abort.why);  // messages of the pass may still be under way to us
+  } else if (abort.why.code() == Code::kTimeout && pass->is_overdue(now)) {
+    // What we wait for is nearer to who is late: those that the pass reached later end it later.
+    fail(*pass, late(*pass), from, actions);
+  } else {
+    fail(*pass, abort.why, from, actions);
+  }
 }
 
 // Ends the pass here and tells all who may not know, once: who hears it first tells it on.

@@ -120,12 +120,15 @@ void PassProtocol::start(Pass& pass, PassActions& actions) {
 void PassProtocol::timer(const PassId& id, TimePoint now, PassActions& actions) {
   Pass* pass = find(id);
   if (!pass || pass->deadline == TimePoint::max()) return;
-  if (now < pass->deadline) {
+  if (!pass->is_overdue(now)) {
     actions.push_back(ArmTimer{id, pass->deadline});
     return;
   }
-  const Error why = Error(Code::kTimeout, pass->describe(name_of_)).worker(name_of_(self_));
-  fail(*pass, why, self_, actions);
+  fail(*pass, late(*pass), self_, actions);
+}
+
+Error PassProtocol::late(const Pass& pass) const {
+  return Error(Code::kTimeout, pass.describe(name_of_)).worker(name_of_(self_));
 }
 
 std::string PassProtocol::describe() const {

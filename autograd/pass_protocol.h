@@ -107,6 +107,7 @@ class PassProtocol {
   void mark_done(Pass& pass, int worker, const std::vector<int>& contacted, PassActions& actions);
   void fail(Pass& pass, Error why, int told_by, PassActions& actions);
   void close(const PassId& pass, std::optional<Error> why = std::nullopt);
+  Error late(const Pass& pass) const;
 
   const int self_;
   const std::function<std::string(int)> name_of_;

@@ -47,6 +47,7 @@ struct Pass {
   std::set<int> known;
   std::set<int> done;
 
+  bool is_overdue(TimePoint now) const { return now >= deadline; }
   bool is_exact() const { return terms.mode == PassMode::kExact; }
 
   // The terms as they are to be told now.

@@ -54,8 +54,8 @@ thread_local CallbackRow callback_row;
 // The time that a thread spends in callbacks.
 class CallbackTime {
  public:
-  explicit CallbackTime(bool outermost) : waiter_(outermost || lent_ ? current_waiter() : nullptr) {
-    if (waiter_) waiter_->begin_callbacks(static_cast<bool>(lent_));
+  explicit CallbackTime(bool outermost) : waiter_(outermost ? current_waiter() : nullptr) {
+    if (waiter_) waiter_->begin_callbacks();
   }
   ~CallbackTime() {
     if (waiter_) waiter_->end_callbacks();
@@ -64,8 +64,8 @@ class CallbackTime {
   CallbackTime& operator=(const CallbackTime&) = delete;
 
  private:
-  const Unfinished::Lent lent_;
   Waiter* const waiter_;
+  const Unfinished::Lent lent_;
 };
 
 class CondVarSleeper final : public Sleeper {

@@ -23,8 +23,7 @@ class Waiter {
   // Returns when `future` is ready (true) or the deadline has passed (false).
   virtual bool wait(FutureCore& future, Deadline deadline) = 0;
   // The thread is about to run callbacks, which may take long; end_callbacks() follows.
-  //   lends  others should come for what it has taken (unfinished.h)
-  virtual void begin_callbacks(bool lends) { static_cast<void>(lends); }
+  virtual void begin_callbacks() {}
   virtual void end_callbacks() {}
 };
 

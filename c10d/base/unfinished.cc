@@ -1,54 +1,76 @@
 #include <farspan/c10d/base/unfinished.h>
 
+#include <algorithm>
 #include <utility>
-
-#include <farspan/c10d/base/mutex.h>
 
 namespace farspan {
 namespace {
-
 thread_local Unfinished* innermost = nullptr;
 thread_local Unfinished* lent_top = nullptr;  // it and what is outside of it are lent
-
-// What the threads of the process have lent. Held while work is given away, so that nobody uses his
-// Unfinished meanwhile.
-constinit Mutex lent_mutex;
-constinit Unfinished::Lent* first_lent FARSPAN_GUARDED_BY(lent_mutex) = nullptr;
-
 }  // namespace
 
-Unfinished::Unfinished() noexcept : outer_(innermost) { innermost = this; }
+Unfinished::Unfinished(Lending& lending) noexcept : lending_(lending), outer_(innermost) {
+  innermost = this;
+}
 
 Unfinished::~Unfinished() { innermost = outer_; }
 
 void Unfinished::hand_over_all() noexcept {
-  if (!innermost) return;
-  MutexLock lock(lent_mutex);
-  for (Unfinished* work = innermost; work; work = work->outer_) work->hand_over();
-}
-
-void Unfinished::fetch_lent() noexcept {
-  MutexLock lock(lent_mutex);
-  for (Lent* lent = first_lent; lent; lent = lent->next_) {
-    for (Unfinished* work = lent->top_; work; work = work->outer_) work->hand_over();
+  for (Unfinished* work = innermost; work; work = work->outer_) {
+    MutexLock lock(work->lending_.mutex_);
+    work->hand_over();
   }
 }
 
-Unfinished::Lent::Lent() noexcept
-    : top_(innermost), outer_top_(lent_top), lends_(top_ != outer_top_) {
-  if (!lends_) return;
+Unfinished::Lent::Lent() noexcept : top_(innermost), outer_top_(lent_top) {
+  if (top_ == outer_top_) return;
   lent_top = top_;
-  MutexLock lock(lent_mutex);
-  next_ = std::exchange(first_lent, this);
-  if (next_) next_->previous_ = this;
+  const TimePoint now = Clock::now();
+  for (Unfinished* work = top_; work != outer_top_; work = work->outer_) {
+    work->lending_.lend(*work, now);
+  }
 }
 
 Unfinished::Lent::~Lent() {
-  if (!lends_) return;
   lent_top = outer_top_;
-  MutexLock lock(lent_mutex);
-  (previous_ ? previous_->next_ : first_lent) = next_;
-  if (next_) next_->previous_ = previous_;
+  for (Unfinished* work = top_; work != outer_top_; work = work->outer_) {
+    work->lending_.take_back(*work);
+  }
+}
+
+void Lending::lend(Unfinished& work, TimePoint now) noexcept {
+  {
+    MutexLock lock(mutex_);
+    work.lent_at_ = now;
+    work.previous_ = nullptr;
+    work.next_ = std::exchange(first_, &work);
+    if (work.next_) work.next_->previous_ = &work;
+  }
+  look_at(now + kFetchAfter);
+}
+
+void Lending::take_back(Unfinished& work) noexcept {
+  MutexLock lock(mutex_);
+  (work.previous_ ? work.previous_->next_ : first_) = work.next_;
+  if (work.next_) work.next_->previous_ = work.previous_;
+}
+
+TimePoint Lending::fetch(bool idle) noexcept {
+  MutexLock lock(mutex_);
+  if (!first_) return TimePoint::max();
+  const TimePoint now = Clock::now();
+  TimePoint next = TimePoint::max();
+  for (Unfinished* work = first_; work; work = work->next_) {
+    const auto age = now - work->lent_at_;
+    if (age < kFetchAfter) {
+      next = std::min(next, work->lent_at_ + kFetchAfter);
+    } else if (idle || work->urgent()) {
+      work->hand_over();
+    } else {
+      next = std::min(next, now + age);  // less and less often
+    }
+  }
+  return next;
 }
 
 }  // namespace farspan

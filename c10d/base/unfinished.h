@@ -1,10 +1,15 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Unfinished: work that a thread has taken for itself, and must leave to others before it blocks,
-// and soon when it computes.
+// Unfinished: work that a thread has taken for itself, and leaves to others before it blocks, or
+// when it computes for long.
 #pragma once
 
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
+
 namespace farspan {
+
+class Lending;
 
 // A reading thread takes several frames, events or timers at a time. When what it runs for one of
 // them blocks (a continuation that waits for another call, say), the rest would lie behind it, and
@@ -12,7 +17,7 @@ namespace farspan {
 // not block but takes long, others come for the rest: see Lent.
 //
 // Threading: made, used and destroyed by one thread, on its stack, innermost first. hand_over() is
-//            called by that thread or, inside a Lent, by another one, under a lock.
+//            called by that thread or, inside a Lent, by another one.
 class Unfinished {
  public:
   class Lent;
@@ -22,22 +27,31 @@ class Unfinished {
 
   // Called by the thread when it is about to block below: gives everything that is left away.
   static void hand_over_all() noexcept;
-  // Gives away what the threads of this process have lent.
-  static void fetch_lent() noexcept;
 
  protected:
-  Unfinished() noexcept;
-  ~Unfinished();
+  // Others come for it from where `lending` is looked after.
+  explicit Unfinished(Lending& lending) noexcept;
+  virtual ~Unfinished();
 
  private:
-  // May be called again later, with nothing left. Runs nothing of a user's.
-  virtual void hand_over() noexcept = 0;
+  friend class Lending;
 
+  // Under the lending's lock. May be called again later, with nothing left. Runs, and destroys,
+  // nothing of a user's.
+  virtual void hand_over() noexcept = 0;
+  // False: only threads that would otherwise be idle should come for it.
+  virtual bool urgent() const noexcept { return true; }
+
+  Lending& lending_;
   Unfinished* const outer_;
+  // While it is lent, guarded by the lending's lock.
+  TimePoint lent_at_;
+  Unfinished* previous_ = nullptr;
+  Unfinished* next_ = nullptr;
 };
 
-// While one exists, other threads may come for all that the calling thread has taken: it is about
-// to run something that may take long, and touches none of its Unfinished in it.
+// While one exists, others may come for all that the calling thread has taken: it is about to run
+// something that may take long, and that touches none of it.
 //
 // Threading: made and destroyed by the same thread, on its stack.
 class Unfinished::Lent {
@@ -47,16 +61,43 @@ class Unfinished::Lent {
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
-  // Whether there is something that was not lent before.
-  explicit operator bool() const noexcept { return lends_; }
+ private:
+  Unfinished* const top_;
+  Unfinished* const outer_top_;  // it and what is outside of it have been lent before
+};
+
+// What threads have lent to those who look after one place.
+//
+// Threading: every method from any thread.
+class Lending {
+ public:
+  // What takes less is not worth the trouble.
+  static constexpr std::chrono::milliseconds kFetchAfter{1};
+
+  virtual ~Lending() = default;
+  Lending(const Lending&) = delete;
+  Lending& operator=(const Lending&) = delete;
+
+  // Gives away what has been lent for long enough.
+  //   idle     there are threads with nothing better to do: also what is not urgent
+  //   returns  when to look again; max: nothing is lent
+  TimePoint fetch(bool idle) noexcept;
+
+ protected:
+  Lending() = default;
 
  private:
   friend class Unfinished;
-  Unfinished* const top_;
-  Unfinished* const outer_top_;
-  const bool lends_;
-  Lent* previous_ = nullptr;  // of those of all threads
-  Lent* next_ = nullptr;
+  friend class Unfinished::Lent;
+
+  // Somebody is to call fetch() then.
+  virtual void look_at(TimePoint at) noexcept = 0;
+
+  void lend(Unfinished& work, TimePoint now) noexcept;
+  void take_back(Unfinished& work) noexcept;
+
+  Mutex mutex_;
+  Unfinished* first_ FARSPAN_GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace farspan

@@ -21,7 +21,11 @@ template <class Item, class Each, class Last>
 class Batch final : Unfinished {
  public:
   Batch(Timers& timers, std::vector<Item> items, Each each, Last last)
-      : timers_(timers), items_(std::move(items)), each_(std::move(each)), last_(std::move(last)) {}
+      : Unfinished(timers),
+        timers_(timers),
+        items_(std::move(items)),
+        each_(std::move(each)),
+        last_(std::move(last)) {}
 
   void run() {
     while (next_ < items_.size()) each_(std::move(items_[next_++]));
@@ -29,6 +33,8 @@ class Batch final : Unfinished {
   }
 
  private:
+  // Continuations as a rule, which would only take each other's time.
+  bool urgent() const noexcept override { return false; }
   void hand_over() noexcept override {
     if (std::exchange(over_, true)) return;
     const auto rest = std::make_shared<std::vector<Item>>(

@@ -99,7 +99,6 @@ void Reactor::stop() {
     for (auto& thread : threads) thread->handle.join();
     for (auto& thread : ended) thread.join();
   }
-  reject_queue(why);  // what waiting threads had in their inboxes
   timers_.run_due();  // what threads have handed over, and none took any more
   std::unordered_map<uint64_t, std::shared_ptr<Source>> sources;  // destroyed outside the lock
   MutexLock lock(sources_mutex_);
@@ -204,7 +203,7 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
 // What epoll gave to this thread, which nobody else hears of again until it is armed anew.
 class Reactor::Events final : Unfinished {
  public:
-  explicit Events(Reactor& reactor) : reactor_(reactor) {}
+  explicit Events(Reactor& reactor) : Unfinished(reactor.timers_), reactor_(reactor) {}
   // The number of events; 0 when the time is up, negative when interrupted.
   int wait(int timeout_ms) {
     count_ = epoll_wait(reactor_.epoll_.get(), events_, kMax, timeout_ms);
@@ -218,13 +217,14 @@ class Reactor::Events final : Unfinished {
 
  private:
   void hand_over() noexcept override {
-    for (uint64_t key; next(key);) reactor_.give_back_event(key);
+    for (uint64_t key; next(key);) given_back_.push_back(reactor_.give_back_event(key));
   }
 
   static constexpr int kMax = 16;
   Reactor& reactor_;
   epoll_event events_[kMax];
   int next_ = 0, count_ = 0;
+  std::vector<std::shared_ptr<Source>> given_back_;  // perhaps the last to hold them
 };
 
 // Returns false when nothing happened for long enough that a superfluous thread may go.
@@ -255,7 +255,7 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   }
   if (key == kTimersKey) {
     Timers::Due due(timers_);
-    Unfinished::fetch_lent();  // after that: see Timers::nudge
+    fetch_lent();  // after that: see Timers::nudge
     Unused unused(*this);
     due.run();
     unused.pump();
@@ -279,12 +279,15 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
 }
 
 // The reactor's own descriptors stay readable by themselves.
-void Reactor::give_back_event(uint64_t key) noexcept {
-  const std::shared_ptr<Source> source = find(key & ~kWriteBit);
-  if (!source) return;
-  if (key & kWriteBit) return flush_when_writable(*source);
-  Role role;
-  role.take(*this, *source, true);  // and arms it again
+std::shared_ptr<Source> Reactor::give_back_event(uint64_t key) noexcept {
+  std::shared_ptr<Source> source = find(key & ~kWriteBit);
+  if (source && (key & kWriteBit)) {
+    flush_when_writable(*source);
+  } else if (source) {
+    Role role;
+    role.take(*this, *source, true);  // and arms it again
+  }
+  return source;
 }
 
 bool Reactor::retire(Thread& self) {

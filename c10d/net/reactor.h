@@ -87,7 +87,7 @@ class Reactor {
   bool spin(const std::shared_ptr<Source>& hot);
   bool sleep(std::shared_ptr<Source>& hot);
   void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);
-  void give_back_event(uint64_t key) noexcept;
+  std::shared_ptr<Source> give_back_event(uint64_t key) noexcept;
   bool retire(Thread& self);
   bool leave();
 
@@ -95,19 +95,21 @@ class Reactor {
   int readers_locked() const FARSPAN_REQUIRES(mutex_) {
     return alive_ - running_ - blocked_ - in_callbacks_.load();
   }
-  void begin_callbacks(bool lends);
+  void begin_callbacks();
   void end_callbacks();
+  void fetch_lent();
   void keep_a_reader_locked() FARSPAN_REQUIRES(mutex_);
   void move_locked(Station from, Station to) FARSPAN_REQUIRES(mutex_);
   bool may_take_locked() const FARSPAN_REQUIRES(mutex_);
   bool at_limit_locked() const FARSPAN_REQUIRES(mutex_);
   bool exhausted_locked() const FARSPAN_REQUIRES(mutex_);
-  void note_stalls_locked() FARSPAN_REQUIRES(mutex_);
+  void note_change_locked() FARSPAN_REQUIRES(mutex_);
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
   void look_at_shortage();
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
-  bool give_to_chain_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
+  Slot* waits_in_locked(uint64_t chain) const FARSPAN_REQUIRES(mutex_);
+  void call_chain_locked(const Task& task) FARSPAN_REQUIRES(mutex_);
   void relieve_at_limit();
   void reject_queue(const Error& why);
   void wake_one() noexcept;
@@ -153,7 +155,9 @@ class Reactor {
   // When all threads were blocked and work waited; max: it is not so.
   TimePoint stalled_since_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
   TimePoint patient_stalled_since_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
-  bool offered_ FARSPAN_GUARDED_BY(mutex_) = false;  // what is queued to all chains that wait
+  TimePoint warn_from_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::min();  // of patient tasks that wait
+  // At the limit: the threads that wait know of what is queued of their chains.
+  bool chains_called_ FARSPAN_GUARDED_BY(mutex_) = false;
 
   Mutex leases_mutex_;
   std::vector<std::shared_ptr<Source>> leases_ FARSPAN_GUARDED_BY(leases_mutex_);

@@ -35,7 +35,7 @@ class Reactor::ThreadWaiter final : public Waiter {
   bool wait(FutureCore& future, Deadline deadline) override {
     return reactor_.wait(future, deadline, nullptr);
   }
-  void begin_callbacks(bool lends) override { reactor_.begin_callbacks(lends); }
+  void begin_callbacks() override { reactor_.begin_callbacks(); }
   void end_callbacks() override { reactor_.end_callbacks(); }
 
  private:
@@ -61,10 +61,9 @@ class Reactor::Unused final : Unfinished {
   size_t next_ = 0;
 };
 
-// A thread's place to sleep: an eventfd, opened when it first sleeps, and the tasks of its own
-// chain that it is to run while it waits.
+// A thread's place to sleep: an eventfd, opened when it first sleeps.
 //
-// Threading: wake() from any thread; the inbox is guarded by the mutex of the thread's reactor.
+// Threading: wake() from any thread.
 struct Reactor::Slot final : Sleeper {
   Slot() = default;
   ~Slot();
@@ -73,8 +72,7 @@ struct Reactor::Slot final : Sleeper {
   void clear() noexcept;  // forgets wake-ups, before the next sleep
 
   int fd = -1;
-  std::vector<std::unique_ptr<Task>> inbox;
-  std::atomic<bool> has_mail{false};
+  std::atomic<bool> is_needed{false};  // a task of the chain that it waits in may be queued
 };
 
 // Marks the calling thread as waiting, so that its reactor lets another one run.
@@ -85,14 +83,13 @@ class Reactor::Blocked {
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
 
-  // Runs a task of the thread's own chain, if one was put into its inbox; turns it away when the
-  // stack has no room for it.
-  void run_inbox();
+  // Runs a queued task of the thread's own chain, if there is one that gets no other thread; turns
+  // it away when the stack has no room for it.
+  void run_own();
 
  private:
   void enter(Station from);
-  // Back to work; tasks left in the inbox return to the queue.
-  void leave(Station to);
+  void leave(Station to);  // back to work
 
   const ThreadState outer_;
   Reactor& reactor_;       // the thread's own; for a thread from outside, the one it waits on

@@ -40,20 +40,25 @@ void Reactor::move_locked(Station from, Station to) {
   running_ += starts;
   if (thread_state().beyond_limit) running_beyond_ += starts;
   blocked_ += (to == Station::kWaiting) - (from == Station::kWaiting);
-  note_stalls_locked();
+  note_change_locked();
 }
 
 // Called whenever the queue, the limit or what threads do has changed.
-void Reactor::note_stalls_locked() {
+void Reactor::note_change_locked() {
   const bool exhausted = exhausted_locked();
   keep_clock(stalled_since_, exhausted && queue_.has_others());
   keep_clock(patient_stalled_since_, exhausted && queue_.has_patient() && !may_take_locked());
+  const bool called = std::exchange(chains_called_, at_limit_locked());
+  if (called || !chains_called_) return;
+  queue_.for_each([this](const Task& task)
+                      FARSPAN_NO_THREAD_SAFETY_ANALYSIS { call_chain_locked(task); });
 }
 
 // Whether a thread may take one of the queue's tasks. One thread more may be alive, which reads:
 // what comes in is always read, however long tasks take.
 bool Reactor::may_take_locked() const {
   if (queue_.empty() || running_ >= options_.threads) return false;
+  if (short_of_threads_ && readers_locked() <= 1) return false;
   const int busy = running_ + blocked_;
   return busy < max_threads_ || (queue_.has_patient() && busy < max_threads_ + patient_threads_);
 }
@@ -80,7 +85,7 @@ bool Reactor::spawn_locked() {
     --alive_;
     max_threads_ = std::max(alive_ - 1, 0);  // the system's limit is ours, and one thread reads
     patient_threads_ = 0;
-    note_stalls_locked();
+    note_change_locked();
     if (!std::exchange(short_of_threads_, true)) {
       timers_.add(Clock::now() + kShortageLooks, [this] { look_at_shortage(); });
     }
@@ -95,7 +100,7 @@ void Reactor::look_at_shortage() {
   if (!spawn_locked()) return;
   max_threads_ = options_.max_threads;
   patient_threads_ = kForPatientTasks;
-  note_stalls_locked();
+  note_change_locked();
   share_queue_locked();
 }
 
@@ -105,21 +110,28 @@ void Reactor::keep_a_reader_locked() {
 
 // Callbacks may be long: when all who read are in some, another one has to, and what lies behind
 // them is soon looked after.
-void Reactor::begin_callbacks(bool lends) {
+void Reactor::begin_callbacks() {
   ThreadState& self = thread_state();
-  bool leaves = lends;
-  if (self.station == Station::kLooping && self.in_callbacks++ == 0) {
-    MutexLock lock(mutex_);
-    in_callbacks_.fetch_add(1);
-    if (alive_ <= max_threads_ + patient_threads_) keep_a_reader_locked();
-    leaves |= !queue_.empty();
-  }
-  if (leaves) timers_.nudge(Clock::now() + kRescueAfter);
+  if (self.station != Station::kLooping || self.in_callbacks++ > 0) return;
+  MutexLock lock(mutex_);
+  in_callbacks_.fetch_add(1);
+  if (alive_ <= max_threads_ + patient_threads_) keep_a_reader_locked();
+  if (!queue_.empty()) timers_.nudge(Clock::now() + kRescueAfter);
 }
 
 void Reactor::end_callbacks() {
   ThreadState& self = thread_state();
   if (self.station == Station::kLooping && --self.in_callbacks == 0) in_callbacks_.fetch_sub(1);
+}
+
+void Reactor::fetch_lent() {
+  bool idle = false;
+  {
+    MutexLock lock(mutex_);
+    idle = running_ + in_callbacks_.load() < options_.threads;
+  }
+  const TimePoint next = timers_.fetch(idle);
+  if (next != TimePoint::max()) timers_.nudge(next);
 }
 
 void Reactor::wake_one() noexcept {
@@ -149,11 +161,9 @@ void Reactor::run(std::unique_ptr<Task> task) {
     stopped = stopping_.load();
     if (!stopped) {
       at_limit = at_limit_locked();
-      if (!at_limit || !give_to_chain_locked(task)) {
-        queue_.push(std::move(task));
-        offered_ &= at_limit;
-        note_stalls_locked();
-      }
+      if (at_limit) call_chain_locked(*task);
+      queue_.push(std::move(task));
+      note_change_locked();
       queued_.store(queue_.size(), std::memory_order_release);
       if (!mine) {
         share_queue_locked();
@@ -222,19 +232,22 @@ void Reactor::reject_queue(const Error& why) {
   for (auto& task : rejected) task->reject(why);
 }
 
-// To the thread of the task's own chain that began to wait here last; false when there is none.
-bool Reactor::give_to_chain_locked(std::unique_ptr<Task>& task) {
-  const auto waiting = task->chain == 0 ? waiting_.end() : waiting_.find(task->chain);
-  if (waiting == waiting_.end()) return false;
-  Slot& innermost = *waiting->second.back();
-  innermost.inbox.push_back(std::move(task));
-  innermost.has_mail.store(true, std::memory_order_release);
-  innermost.wake();
-  return true;
+// A thread that waits in this chain, the one that began last; null: none does.
+Reactor::Slot* Reactor::waits_in_locked(uint64_t chain) const {
+  const auto waiting = chain == 0 ? waiting_.end() : waiting_.find(chain);
+  return waiting == waiting_.end() ? nullptr : waiting->second.back();
 }
 
-// No thread can be had for what is queued: tasks whose chains have threads that wait here run on
-// those, patient ones stay, the others are turned away when nothing moves.
+// The thread of the task's own chain, if one waits, is to run it, unless another is free before.
+void Reactor::call_chain_locked(const Task& task) {
+  Slot* const slot = waits_in_locked(task.chain);
+  if (!slot) return;
+  slot->is_needed.store(true, std::memory_order_release);
+  slot->wake();
+}
+
+// No thread can be had for what is queued, but those that wait in its own chains: patient tasks
+// stay, the others are turned away when nothing moves.
 void Reactor::relieve_at_limit() {
   std::vector<std::unique_ptr<Task>> rejected;
   bool warn = false;
@@ -242,19 +255,22 @@ void Reactor::relieve_at_limit() {
   {
     MutexLock lock(mutex_);
     if (!at_limit_locked() || queue_.empty()) return;
-    if (!std::exchange(offered_, true)) {
-      for (auto& task : queue_.take_all()) {
-        if (!give_to_chain_locked(task)) queue_.push(std::move(task));
-      }
+    const TimePoint now = Clock::now();
+    if (stalled_since_ <= now - kStalledAfter) {
+      rejected = queue_.take_others([this](const Task& task) FARSPAN_NO_THREAD_SAFETY_ANALYSIS {
+        return waits_in_locked(task.chain) != nullptr;
+      });
+      stalled_since_ = now;
+      note_change_locked();
+    } else if (stalled_since_ != TimePoint::max()) {
+      timers_.nudge(stalled_since_ + kStalledAfter);
     }
-    note_stalls_locked();
-    const TimePoint stalled_before = Clock::now() - kStalledAfter;
-    if (stalled_since_ <= stalled_before) rejected = queue_.take_others();
-    warn = patient_stalled_since_ <= stalled_before;
-    if (warn) patient_stalled_since_ += kWarnEvery;
-    note_stalls_locked();
-    const TimePoint next = std::min(stalled_since_, patient_stalled_since_);
-    if (next != TimePoint::max()) timers_.nudge(next + kStalledAfter);
+    if (patient_stalled_since_ <= now - kStalledAfter) {
+      warn = now >= warn_from_;
+      if (warn) warn_from_ = now + kWarnEvery;
+    } else if (patient_stalled_since_ != TimePoint::max()) {
+      timers_.nudge(patient_stalled_since_ + kStalledAfter);
+    }
     queued_.store(queue_.size());
     share_queue_locked();
     if (warn || !rejected.empty()) all = "all " + std::to_string(blocked_) + " threads are blocked";

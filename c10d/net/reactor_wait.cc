@@ -105,7 +105,7 @@ void Reactor::Blocked::enter(Station from) {
     if (outer_.in_callbacks > 0 && from == Station::kLooping) reactor_.in_callbacks_.fetch_sub(1);
     if (outer_.chain != 0) {
       reactor_.waiting_[outer_.chain].push_back(&slot_);
-      reactor_.offered_ = false;
+      slot_.is_needed.store(reactor_.at_limit_locked() && !reactor_.queue_.empty());
     }
     reactor_.share_queue_locked();
   }
@@ -114,36 +114,32 @@ void Reactor::Blocked::enter(Station from) {
 
 void Reactor::Blocked::leave(Station to) {
   if (outer_.reactor) thread_state().station = to;
-  bool returned = false;
-  {
-    MutexLock lock(reactor_.mutex_);
-    if (outer_.chain != 0) {
-      const auto waiting = reactor_.waiting_.find(outer_.chain);
-      const auto mine = std::find(waiting->second.rbegin(), waiting->second.rend(), &slot_);
-      waiting->second.erase(std::next(mine).base());
-      if (waiting->second.empty()) reactor_.waiting_.erase(waiting);
+  MutexLock lock(reactor_.mutex_);
+  if (outer_.chain != 0) {
+    const auto waiting = reactor_.waiting_.find(outer_.chain);
+    auto& slots = waiting->second;
+    slots.erase(std::next(std::find(slots.rbegin(), slots.rend(), &slot_)).base());
+    const bool was_needed = slot_.is_needed.exchange(false);
+    if (slots.empty()) {
+      reactor_.waiting_.erase(waiting);
+    } else if (was_needed) {  // what it was called for is another's to run
+      slots.back()->is_needed.store(true);
+      slots.back()->wake();
     }
-    returned = !slot_.inbox.empty();
-    if (returned) reactor_.offered_ = false;
-    for (auto& task : slot_.inbox) reactor_.queue_.push_front(std::move(task));
-    reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
-    slot_.inbox.clear();
-    slot_.has_mail.store(false);
-    if (outer_.in_callbacks > 0 && to == Station::kLooping) reactor_.in_callbacks_.fetch_add(1);
-    if (outer_.reactor) reactor_.move_locked(waiting_, to);
-    reactor_.share_queue_locked();
   }
-  if (returned) reactor_.relieve_at_limit();
+  if (outer_.in_callbacks > 0 && to == Station::kLooping) reactor_.in_callbacks_.fetch_add(1);
+  if (outer_.reactor) reactor_.move_locked(waiting_, to);
+  reactor_.share_queue_locked();
 }
 
-void Reactor::Blocked::run_inbox() {
+void Reactor::Blocked::run_own() {
   std::unique_ptr<Task> task;
   {
     MutexLock lock(reactor_.mutex_);
-    if (slot_.inbox.empty()) return;
-    task = std::move(slot_.inbox.front());
-    slot_.inbox.erase(slot_.inbox.begin());
-    slot_.has_mail.store(!slot_.inbox.empty());
+    if (reactor_.at_limit_locked()) task = reactor_.queue_.pop_of_chain(outer_.chain);
+    if (!task) return slot_.is_needed.store(false);
+    reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
+    reactor_.note_change_locked();
   }
   if (!has_stack()) {
     return task->reject(Error(Code::kOverloaded, "calls are nested too deeply for a thread's stack")
@@ -227,10 +223,10 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
   slot.open();
   Blocked blocked(*this, slot);
   while (!future.ready()) {
-    if (slot.has_mail.load(std::memory_order_acquire)) {
+    if (slot.is_needed.load(std::memory_order_acquire)) {
       role.release();  // a task may take long, and wait for this very source
       if (hint) hint->hand_over();
-      blocked.run_inbox();
+      blocked.run_own();
       continue;
     }
     if (hint && hint->removed()) {

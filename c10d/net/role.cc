@@ -110,7 +110,7 @@ void Reactor::lease(Source& source) {
 }
 
 // Sources that are in use keep their lease.
-Reactor::Unused::Unused(Reactor& reactor) : reactor_(reactor) {
+Reactor::Unused::Unused(Reactor& reactor) : Unfinished(reactor.timers_), reactor_(reactor) {
   bool some_left = false;
   {
     MutexLock lock(reactor.leases_mutex_);

@@ -3,6 +3,7 @@
 // TaskQueue: tasks in the order of their arrival, of which the patient ones can be taken alone.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,10 +27,6 @@ class TaskQueue {
     auto& queue = queue_of(*task);
     queue.push_back({next_++, std::move(task)});
   }
-  void push_front(std::unique_ptr<Task> task) {
-    auto& queue = queue_of(*task);
-    queue.push_front({0, std::move(task)});
-  }
 
   // The one that came first; the queue must not be empty.
   std::unique_ptr<Task> pop() {
@@ -39,9 +36,37 @@ class TaskQueue {
   // The patient one that came first; there must be one.
   std::unique_ptr<Task> pop_patient() { return pop_of(patient_); }
 
-  std::vector<std::unique_ptr<Task>> take_others() {
+  // The one of this chain that came first, the patient ones before; null: there is none.
+  std::unique_ptr<Task> pop_of_chain(uint64_t chain) {
+    for (Queue* queue : {&patient_, &others_}) {
+      const auto found = std::find_if(queue->begin(), queue->end(), [&](const Entry& entry) {
+        return entry.task->chain == chain;
+      });
+      if (found == queue->end()) continue;
+      std::unique_ptr<Task> task = std::move(found->task);
+      queue->erase(found);
+      return task;
+    }
+    return nullptr;
+  }
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (const Queue* queue : {&patient_, &others_}) {
+      for (const Entry& entry : *queue) visit(*entry.task);
+    }
+  }
+
+  // All that are not patient, but those that `stays` holds for.
+  template <class Stays>
+  std::vector<std::unique_ptr<Task>> take_others(Stays stays) {
     std::vector<std::unique_ptr<Task>> taken;
-    while (has_others()) taken.push_back(pop_of(others_));
+    for (Entry& entry : std::exchange(others_, {})) {
+      if (stays(*entry.task)) {
+        others_.push_back(std::move(entry));
+      } else {
+        taken.push_back(std::move(entry.task));
+      }
+    }
     return taken;
   }
   std::vector<std::unique_ptr<Task>> take_all() {

@@ -58,7 +58,7 @@ void Timers::nudge(TimePoint at) noexcept {
   set_descriptor_locked();
 }
 
-Timers::Due::Due(Timers& timers) : timers_(timers) {
+Timers::Due::Due(Timers& timers) : Unfinished(timers), timers_(timers) {
   uint64_t expirations = 0;
   // What is due is decided by the clock alone; reading only makes the descriptor quiet again.
   if (read(timers_.fd_, &expirations, sizeof expirations) < 0 && errno != EAGAIN) return;

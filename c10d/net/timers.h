@@ -20,12 +20,12 @@ namespace farspan::net {
 using TimerId = uint64_t;
 
 // Threading: every method from any thread.
-class Timers {
+class Timers final : public Lending {
  public:
   class Due;
 
   Timers();
-  ~Timers();
+  ~Timers() override;
 
   int descriptor() const noexcept { return fd_; }
 
@@ -48,6 +48,7 @@ class Timers {
     std::function<void()> callback;
   };
 
+  void look_at(TimePoint at) noexcept override { nudge(at); }
   void insert_locked(TimePoint at, Entry entry) FARSPAN_REQUIRES(mutex_);
   void set_descriptor_locked() FARSPAN_REQUIRES(mutex_);
 
@@ -68,6 +69,8 @@ class Timers::Due final : Unfinished {
   void run();
 
  private:
+  // As a Batch: new ones come to other threads by themselves.
+  bool urgent() const noexcept override { return false; }
   void hand_over() noexcept override;
 
   Timers& timers_;

@@ -249,6 +249,19 @@ TEST_F(PassProtocolTest, EndsByItsDeadlineSayingWhatItWaitedFor) {
       << complete[0].error->what();
 }
 
+TEST_F(PassProtocolTest, SaysWhatItWaitedForItselfWhenAnotherOneIsQuickerToSaySo) {
+  for (const seconds after : {seconds(4), seconds(5)}) {
+    const PassActions begun = begin(PassMode::kExact, Deadline(kNow + seconds(5)));
+    walked(mine, begun, {.receives = {{2, kFirst}}, .sends = {}});
+    PassActions actions;
+    protocol.received(2, Abort{mine, Error(Code::kTimeout, "theirs")}, kNow + after, actions);
+    const Error error = all<Complete>(actions).at(0).error.value();
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    const bool own = error.message().find("waits for answers of 'w2'") != std::string::npos;
+    EXPECT_EQ(own, after == seconds(5)) << error.what();
+  }
+}
+
 TEST_F(PassProtocolTest, KeepsTheDeadlineOfTheInitiator) {
   Question asked = question();
   asked.terms.remaining = seconds(3);

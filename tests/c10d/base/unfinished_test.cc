@@ -4,33 +4,47 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace farspan::testing {
 namespace {
 
+// Remembers when somebody is to look.
+struct Place final : Lending {
+  void look_at(TimePoint at) noexcept override { look = at; }
+  std::atomic<TimePoint> look{TimePoint::max()};
+};
+
 // Counts down in its thread what others leave of it.
 class Pile final : Unfinished {
  public:
-  explicit Pile(int size) : left_(size) {}
+  Pile(Lending& lending, int size, bool is_urgent = true)
+      : Unfinished(lending), left_(size), urgent_(is_urgent) {}
   bool take() { return left_ > 0 && left_-- > 0; }
   int given_away() const { return given_away_; }
 
  private:
   void hand_over() noexcept override { given_away_ += std::exchange(left_, 0); }
+  bool urgent() const noexcept override { return urgent_; }
   int left_;
+  const bool urgent_;
   int given_away_ = 0;
 };
 
-void fetch_elsewhere() {
-  std::thread([] { Unfinished::fetch_lent(); }).join();
+// In another thread, when what was lent last is old enough.
+TimePoint fetch_later(Lending& lending, bool idle = true) {
+  std::this_thread::sleep_for(2 * Lending::kFetchAfter);
+  TimePoint next;
+  std::thread([&] { next = lending.fetch(idle); }).join();
+  return next;
 }
 
 TEST(Unfinished, IsGivenAwayByItsThreadOnly) {
-  Pile outer(3), inner(2);
-  fetch_elsewhere();
+  Place place, other_place;
+  Pile outer(place, 3), inner(other_place, 2);
+  EXPECT_EQ(fetch_later(place), TimePoint::max());
   std::thread([] { Unfinished::hand_over_all(); }).join();
   EXPECT_EQ(outer.given_away() + inner.given_away(), 0);
   Unfinished::hand_over_all();
@@ -41,56 +55,96 @@ TEST(Unfinished, IsGivenAwayByItsThreadOnly) {
 }
 
 TEST(Unfinished, IsFetchedByOthersWhileItIsLent) {
-  Pile outer(3);
+  Place place;
+  Pile outer(place, 3);
   {
     const Unfinished::Lent lent;
-    EXPECT_TRUE(lent);
-    const Pile later(1);  // taken inside of what takes long
-    fetch_elsewhere();
+    EXPECT_LE(place.look.load(), Clock::now() + Lending::kFetchAfter);
+    const Pile later(place, 1);  // taken inside of what takes long
+    EXPECT_EQ(fetch_later(place), TimePoint::max());
     EXPECT_EQ(outer.given_away(), 3);
     EXPECT_EQ(later.given_away(), 0);
   }
-  Pile inner(2);
-  fetch_elsewhere();
+  const Pile inner(place, 2);
+  fetch_later(place);
   EXPECT_EQ(inner.given_away(), 0);
 }
 
-TEST(Unfinished, IsLentOnce) {
-  EXPECT_FALSE(Unfinished::Lent());
-  const Pile outer(1);
+TEST(Unfinished, IsFetchedFromItsOwnPlaceOnly) {
+  Place place, other_place;
+  const Pile outer(place, 3), inner(other_place, 2);
   const Unfinished::Lent lent;
-  EXPECT_TRUE(lent);
-  EXPECT_FALSE(Unfinished::Lent()) << "nothing more has been taken";
+  fetch_later(place);
+  EXPECT_EQ(outer.given_away(), 3);
+  EXPECT_EQ(inner.given_away(), 0);
+}
+
+TEST(Unfinished, IsLeftToItsThreadForAWhile) {
+  Place place;
+  const Pile pile(place, 1);
+  for (;;) {
+    const TimePoint begun = Clock::now();
+    const Unfinished::Lent lent;
+    const TimePoint next = place.fetch(true);
+    if (Clock::now() - begun >= Lending::kFetchAfter) continue;  // the machine was slow
+    EXPECT_EQ(pile.given_away(), 0);
+    EXPECT_GE(next, begun + Lending::kFetchAfter);
+    break;
+  }
+}
+
+TEST(Unfinished, ThatIsNotUrgentIsLeftToIdleThreads) {
+  Place place;
+  const Pile pile(place, 1, false);
+  const Unfinished::Lent lent;
+  const TimePoint next = fetch_later(place, false);
+  EXPECT_EQ(pile.given_away(), 0);
+  EXPECT_GT(next, Clock::now() - std::chrono::seconds(10));
+  EXPECT_LT(next, TimePoint::max());
+  fetch_later(place, true);
+  EXPECT_EQ(pile.given_away(), 1);
+}
+
+TEST(Unfinished, IsLentOnce) {
+  Place place;
+  const Pile outer(place, 1);
+  const Unfinished::Lent lent;
+  place.look = TimePoint::max();
+  { const Unfinished::Lent again; }
+  EXPECT_EQ(place.look.load(), TimePoint::max()) << "nothing more has been taken";
   {
-    const Pile inner(2);
+    const Pile inner(place, 2);
     const Unfinished::Lent another;
-    EXPECT_TRUE(another);
-    fetch_elsewhere();
+    EXPECT_LT(place.look.load(), TimePoint::max());
+    fetch_later(place);
     EXPECT_EQ(inner.given_away(), 2);
   }
-  EXPECT_FALSE(Unfinished::Lent());
+  place.look = TimePoint::max();
+  { const Unfinished::Lent again; }
+  EXPECT_EQ(place.look.load(), TimePoint::max());
 }
 
 // Every piece is either done by its thread or given away, whenever others come.
 TEST(Unfinished, IsNeitherLostNorDoneTwice) {
   constexpr int kSize = 20'000;
+  Place place;
   std::atomic<int> working{3};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
-      Pile pile(kSize);
+      Pile pile(place, kSize);
       int done = 0;
       while (pile.take()) {
         ++done;
         const Unfinished::Lent lent;
-        if (done % 8 == 0) std::this_thread::yield();
+        if (done % 1'000 == 0) std::this_thread::sleep_for(Lending::kFetchAfter);
         if (done == kSize / 2) Unfinished::hand_over_all();
       }
       EXPECT_EQ(done + pile.given_away(), kSize);
       --working;
     });
   }
-  while (working > 0) Unfinished::fetch_lent();
+  while (working > 0) place.fetch(true);
   for (auto& thread : threads) thread.join();
 }
 

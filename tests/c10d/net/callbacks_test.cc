@@ -1,11 +1,17 @@
-// The rules under test: c10d/net/README.md, "Spares": callbacks of futures that block or take long.
+// The rules under test: c10d/net/README.md, "Callbacks": those that block, and those that compute.
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include <farspan/c10d/net/batch.h>
+#include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/net/reactor.h>
 
 #include "c10d/net/tasks.h"
@@ -15,6 +21,25 @@ namespace {
 
 using net::Reactor;
 using std::chrono::milliseconds;
+
+// A source that says when something has come.
+class Mailbox final : public net::Source {
+ public:
+  explicit Mailbox(std::function<void()> came) : came_(std::move(came)) {}
+  void send() const { eventfd_write(fd_.get(), 1); }
+  int descriptor() const noexcept override { return fd_.get(); }
+  bool pump(net::Role& role) noexcept override {
+    eventfd_t count = 0;
+    if (eventfd_read(fd_.get(), &count) != 0) return false;
+    role.release();
+    came_();
+    return true;
+  }
+
+ private:
+  const net::OwnedDescriptor fd_{eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  const std::function<void()> came_;
+};
 
 // Two callbacks of one future; the first waits for what the second makes.
 struct WaitsForTheNext {
@@ -134,6 +159,86 @@ TEST(CallbackThatComputes, DoesNotHoldUpTasksThatItsThreadHasQueued) {
   });
   EXPECT_TRUE(before_it.future().wait(Millis(20'000)));
   EXPECT_TRUE(in_it.future().wait(Millis(20'000)));
+}
+
+// Its thread waits in a chain, but cannot run a task of it now.
+TEST(CallbackThatComputes, InAWaitLeavesTasksOfItsChainToOtherThreads) {
+  Reactor reactor({.threads = 2, .max_threads = 2});
+  Promise<void> gate, answer;
+  std::atomic<bool> computes{false}, nested_ran{false};
+  const Promise<bool> seen;
+  answer.future().on_ready([&] {
+    computes = true;
+    seen.set_value(eventually([&] { return !!nested_ran; }));
+  });
+  const auto source = std::make_shared<Mailbox>([&] { answer.set_value(); });
+  reactor.add(source);
+  const auto waits = run(
+      reactor,
+      [&] {
+        reactor.wait(*gate.future().state(), Deadline::after(std::chrono::seconds(20)),
+                     source.get());
+      },
+      7);
+  ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 1; }));
+  source->send();
+  ASSERT_TRUE(eventually([&] { return !!computes; }));
+  // Expect: this one is at the limit; when it ends, its thread takes the nested one.
+  Promise<void> at_limit;
+  std::atomic<bool> go{false};
+  const auto other = run(reactor, [&] {
+    at_limit.set_value();
+    while (!go) std::this_thread::yield();
+  });
+  ASSERT_TRUE(ends(at_limit.future()));
+  const auto nested = run(
+      reactor, [&] { nested_ran = true; }, 7);
+  go = true;
+  EXPECT_TRUE(seen.future().wait(Millis(20'000)));
+  EXPECT_TRUE(ends(nested));
+  gate.set_value();
+  EXPECT_TRUE(ends(waits) && ends(other));
+  reactor.remove(*source);
+}
+
+TEST(CallbackThatComputes, IsOneOfAsManyAtOnceAsTheOptionSays) {
+  Reactor reactor({.threads = 2});
+  std::atomic<int> now{0}, most{0}, ended{0};
+  const TimePoint due = Clock::now() + milliseconds(5);
+  for (int i = 0; i < 30; ++i) {
+    reactor.timers().add(due, [&] {
+      Promise<void> promise;
+      promise.future().on_ready([&] {
+        const int running = ++now;
+        for (int seen = most; running > seen && !most.compare_exchange_weak(seen, running);) {
+        }
+        std::this_thread::sleep_for(milliseconds(5));  // busy, as far as the reactor knows
+        --now;
+        ++ended;
+      });
+      promise.set_value();
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return ended == 30; }));
+  // Not both from the beginning: the second comes for what the first has lent.
+  EXPECT_EQ(most, 2);
+}
+
+TEST(CallbackThatComputes, InAThreadOfTheProgramDoesNotHoldUpTheRestEither) {
+  Reactor reactor({.threads = 2});
+  std::atomic<bool> second_came{false};
+  bool seen = false;
+  net::Batch(
+      reactor.timers(), std::vector<int>{1, 2},
+      [&](int item) {
+        if (item == 2) return second_came.store(true);
+        Promise<void> promise;
+        promise.future().on_ready([&] { seen = eventually([&] { return !!second_came; }); });
+        promise.set_value();
+      },
+      [] {})
+      .run();
+  EXPECT_TRUE(seen);
 }
 
 }  // namespace

@@ -282,6 +282,27 @@ TEST_F(ReactorLimitTest, ATaskOfAWaitingChainDoesNotWaitForOtherTasksThatCompute
   EXPECT_TRUE(ends(computes));
 }
 
+// A stranger and a nested task come together, and the stranger takes the last place.
+TEST_F(ReactorLimitTest, ATaskOfAWaitingChainIsNotForgottenBehindTheLastThatGotAThread) {
+  std::atomic<bool> nested_ran{false};
+  for (int i = 1; i < kMax; ++i) {
+    blocked_.push_back(run(
+        reactor_, [this] { gate_.future().wait(); }, 7));
+    ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
+  }
+  // What tasks take decides how the queue is shared.
+  ASSERT_TRUE(ends(run(reactor_, [] { std::this_thread::sleep_for(milliseconds(20)); })));
+  Promise<bool> seen;
+  Promise<Future<void>> nested;
+  reactor_.timers().add(Clock::now(), [&] {  // as a line that brings two requests
+    run(reactor_, [&] { seen.set_value(eventually([&] { return !!nested_ran; })); });
+    nested.set_value(run(
+        reactor_, [&] { nested_ran = true; }, 7));
+  });
+  EXPECT_TRUE(seen.future().wait(Millis(20'000)));
+  EXPECT_TRUE(ends(nested.future().wait(Millis(20'000))));
+}
+
 TEST_F(ReactorLimitTest, AThreadFromOutsideRunsTasksOfItsChain) {
   block_all();
   std::thread::id where;

@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "c10d/net/tasks.h"
@@ -13,12 +15,14 @@
 
 namespace {
 std::atomic<bool> refuse{false};
-}
+std::atomic<int> refused{0};
+}  // namespace
 
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*start)(void*), void* argument) noexcept {
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static const auto real = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  if (refuse) ++refused;
   return refuse ? EAGAIN : real(thread, attributes, start, argument);
 }
 
@@ -79,6 +83,30 @@ TEST_F(ThreadShortageTest, IsOverWhenTheSystemGivesThreadsAgain) {
     ASSERT_TRUE(ends(one));
     EXPECT_FALSE(one.has_error());
   }
+}
+
+TEST_F(ThreadShortageTest, IsNoReasonToTryAllTheTimeWhileACallbackComputes) {
+  net::Reactor reactor({.threads = 2, .max_threads = 8});
+  std::atomic<bool> computes{false}, go{false};
+  reactor.timers().add(Clock::now(), [&] {
+    Promise<void> promise;
+    promise.future().on_ready([&] {
+      computes = true;
+      while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    promise.set_value();
+  });
+  ASSERT_TRUE(eventually([&] { return !!computes; }));
+  refuse = true;
+  const int before = refused;
+  const auto task = run(reactor, [] {});
+  // Expect: the only thread that reads goes on reading.
+  Promise<void> timer;
+  reactor.timers().add(Clock::now() + std::chrono::milliseconds(300), [&] { timer.set_value(); });
+  EXPECT_TRUE(ends(timer.future()));
+  EXPECT_LT(refused - before, 20);
+  go = true;
+  EXPECT_TRUE(ends(task));
 }
 
 TEST_F(ThreadShortageTest, ATaskOfAWaitingChainStillRuns) {
