@@ -61,13 +61,13 @@ TimePoint Lending::fetch(bool idle) noexcept {
   const TimePoint now = Clock::now();
   TimePoint next = TimePoint::max();
   for (Unfinished* work = first_; work; work = work->next_) {
-    const auto age = now - work->lent_at_;
+    const Clock::duration age = now - work->lent_at_;
     if (age < kFetchAfter) {
       next = std::min(next, work->lent_at_ + kFetchAfter);
     } else if (idle || work->urgent()) {
       work->hand_over();
     } else {
-      next = std::min(next, now + age);  // less and less often
+      next = std::min(next, now + std::min<Clock::duration>(age, kLookEvery));
     }
   }
   return next;

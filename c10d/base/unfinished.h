@@ -73,6 +73,8 @@ class Lending {
  public:
   // What takes less is not worth the trouble.
   static constexpr std::chrono::milliseconds kFetchAfter{1};
+  // How long what is not urgent may lie beside threads that have become idle.
+  static constexpr std::chrono::milliseconds kLookEvery{10};
 
   virtual ~Lending() = default;
   Lending(const Lending&) = delete;

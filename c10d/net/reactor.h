@@ -108,7 +108,7 @@ class Reactor {
   void look_at_shortage();
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
-  Slot* waits_in_locked(uint64_t chain) const FARSPAN_REQUIRES(mutex_);
+  Blocked* waits_in_locked(uint64_t chain) const FARSPAN_REQUIRES(mutex_);
   void call_chain_locked(const Task& task) FARSPAN_REQUIRES(mutex_);
   void relieve_at_limit();
   void reject_queue(const Error& why);
@@ -139,7 +139,8 @@ class Reactor {
 
   mutable Mutex mutex_;
   TaskQueue queue_ FARSPAN_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, std::vector<Slot*>> waiting_ FARSPAN_GUARDED_BY(mutex_);  // by chain
+  std::unordered_map<uint64_t, std::vector<Blocked*>> waiting_
+      FARSPAN_GUARDED_BY(mutex_);  // by chain
   std::vector<std::shared_ptr<Thread>> threads_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::thread> ended_ FARSPAN_GUARDED_BY(mutex_);  // retired, to be joined
   int max_threads_

@@ -72,7 +72,6 @@ struct Reactor::Slot final : Sleeper {
   void clear() noexcept;  // forgets wake-ups, before the next sleep
 
   int fd = -1;
-  std::atomic<bool> is_needed{false};  // a task of the chain that it waits in may be queued
 };
 
 // Marks the calling thread as waiting, so that its reactor lets another one run.
@@ -83,8 +82,10 @@ class Reactor::Blocked {
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
 
-  // Runs a queued task of the thread's own chain, if there is one that gets no other thread; turns
-  // it away when the stack has no room for it.
+  // A task of the thread's own chain may be queued that gets no other thread.
+  void call() noexcept;
+  bool is_called() const noexcept { return called_.load(std::memory_order_acquire); }
+  // Runs such a task, if there is one; turns it away when the stack has no room for it.
   void run_own();
 
  private:
@@ -95,6 +96,7 @@ class Reactor::Blocked {
   Reactor& reactor_;       // the thread's own; for a thread from outside, the one it waits on
   const Station waiting_;  // kWaiting; a thread from outside is not counted
   Slot& slot_;
+  std::atomic<bool> called_{false};
   const CallbackPause pause_;
 };
 

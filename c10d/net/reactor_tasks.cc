@@ -48,10 +48,10 @@ void Reactor::note_change_locked() {
   const bool exhausted = exhausted_locked();
   keep_clock(stalled_since_, exhausted && queue_.has_others());
   keep_clock(patient_stalled_since_, exhausted && queue_.has_patient() && !may_take_locked());
-  const bool called = std::exchange(chains_called_, at_limit_locked());
-  if (called || !chains_called_) return;
-  queue_.for_each([this](const Task& task)
-                      FARSPAN_NO_THREAD_SAFETY_ANALYSIS { call_chain_locked(task); });
+  if (std::exchange(chains_called_, at_limit_locked()) || !chains_called_ || queue_.empty()) return;
+  for (const auto& [chain, blocked] : waiting_) {
+    if (queue_.has_chain(chain)) blocked.back()->call();
+  }
 }
 
 // Whether a thread may take one of the queue's tasks. One thread more may be alive, which reads:
@@ -232,18 +232,15 @@ void Reactor::reject_queue(const Error& why) {
   for (auto& task : rejected) task->reject(why);
 }
 
-// A thread that waits in this chain, the one that began last; null: none does.
-Reactor::Slot* Reactor::waits_in_locked(uint64_t chain) const {
+// Who waits in this chain, the one that began last; null: nobody does.
+Reactor::Blocked* Reactor::waits_in_locked(uint64_t chain) const {
   const auto waiting = chain == 0 ? waiting_.end() : waiting_.find(chain);
   return waiting == waiting_.end() ? nullptr : waiting->second.back();
 }
 
 // The thread of the task's own chain, if one waits, is to run it, unless another is free before.
 void Reactor::call_chain_locked(const Task& task) {
-  Slot* const slot = waits_in_locked(task.chain);
-  if (!slot) return;
-  slot->is_needed.store(true, std::memory_order_release);
-  slot->wake();
+  if (Blocked* const blocked = waits_in_locked(task.chain)) blocked->call();
 }
 
 // No thread can be had for what is queued, but those that wait in its own chains: patient tasks
@@ -262,9 +259,8 @@ void Reactor::relieve_at_limit() {
       });
       stalled_since_ = now;
       note_change_locked();
-    } else if (stalled_since_ != TimePoint::max()) {
-      timers_.nudge(stalled_since_ + kStalledAfter);
     }
+    if (stalled_since_ != TimePoint::max()) timers_.nudge(stalled_since_ + kStalledAfter);
     if (patient_stalled_since_ <= now - kStalledAfter) {
       warn = now >= warn_from_;
       if (warn) warn_from_ = now + kWarnEvery;

@@ -92,10 +92,33 @@ Reactor::Blocked::Blocked(Reactor& waited_on, Slot& slot)
       pause_([this](std::function<void()> row) {
         reactor_.run(std::make_unique<CallbackTask>(reactor_.timers_, std::move(row)));
       }) {
+  if (outer_.chain != 0) {
+    MutexLock lock(reactor_.mutex_);
+    reactor_.waiting_[outer_.chain].push_back(this);
+  }
   enter(outer_.station);
 }
 
-Reactor::Blocked::~Blocked() { leave(outer_.station); }
+Reactor::Blocked::~Blocked() {
+  leave(outer_.station);
+  if (outer_.chain == 0) return;
+  {
+    MutexLock lock(reactor_.mutex_);
+    const auto waiting = reactor_.waiting_.find(outer_.chain);
+    std::erase(waiting->second, this);
+    if (waiting->second.empty()) {
+      reactor_.waiting_.erase(waiting);
+    } else if (is_called()) {
+      waiting->second.back()->call();
+    }
+  }
+  if (is_called()) reactor_.relieve_at_limit();  // nobody else looks after what it was called for
+}
+
+void Reactor::Blocked::call() noexcept {
+  called_.store(true, std::memory_order_release);
+  slot_.wake();
+}
 
 void Reactor::Blocked::enter(Station from) {
   if (outer_.reactor) thread_state().station = waiting_;
@@ -103,10 +126,9 @@ void Reactor::Blocked::enter(Station from) {
     MutexLock lock(reactor_.mutex_);
     if (outer_.reactor) reactor_.move_locked(from, waiting_);
     if (outer_.in_callbacks > 0 && from == Station::kLooping) reactor_.in_callbacks_.fetch_sub(1);
-    if (outer_.chain != 0) {
-      reactor_.waiting_[outer_.chain].push_back(&slot_);
-      slot_.is_needed.store(reactor_.at_limit_locked() && !reactor_.queue_.empty());
-    }
+    const bool needed = outer_.chain != 0 && reactor_.at_limit_locked() &&
+                        !reactor_.queue_.empty() && reactor_.queue_.has_chain(outer_.chain);
+    if (needed) called_.store(true);
     reactor_.share_queue_locked();
   }
   reactor_.relieve_at_limit();
@@ -115,18 +137,6 @@ void Reactor::Blocked::enter(Station from) {
 void Reactor::Blocked::leave(Station to) {
   if (outer_.reactor) thread_state().station = to;
   MutexLock lock(reactor_.mutex_);
-  if (outer_.chain != 0) {
-    const auto waiting = reactor_.waiting_.find(outer_.chain);
-    auto& slots = waiting->second;
-    slots.erase(std::next(std::find(slots.rbegin(), slots.rend(), &slot_)).base());
-    const bool was_needed = slot_.is_needed.exchange(false);
-    if (slots.empty()) {
-      reactor_.waiting_.erase(waiting);
-    } else if (was_needed) {  // what it was called for is another's to run
-      slots.back()->is_needed.store(true);
-      slots.back()->wake();
-    }
-  }
   if (outer_.in_callbacks > 0 && to == Station::kLooping) reactor_.in_callbacks_.fetch_add(1);
   if (outer_.reactor) reactor_.move_locked(waiting_, to);
   reactor_.share_queue_locked();
@@ -137,7 +147,7 @@ void Reactor::Blocked::run_own() {
   {
     MutexLock lock(reactor_.mutex_);
     if (reactor_.at_limit_locked()) task = reactor_.queue_.pop_of_chain(outer_.chain);
-    if (!task) return slot_.is_needed.store(false);
+    if (!task) return called_.store(false);
     reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
     reactor_.note_change_locked();
   }
@@ -223,7 +233,7 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
   slot.open();
   Blocked blocked(*this, slot);
   while (!future.ready()) {
-    if (slot.is_needed.load(std::memory_order_acquire)) {
+    if (blocked.is_called()) {
       role.release();  // a task may take long, and wait for this very source
       if (hint) hint->hand_over();
       blocked.run_own();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@ class TaskQueue {
 
   void push(std::unique_ptr<Task> task) {
     auto& queue = queue_of(*task);
+    if (indexed_) ++of_chain_[task->chain];
     queue.push_back({next_++, std::move(task)});
   }
 
@@ -36,8 +38,19 @@ class TaskQueue {
   // The patient one that came first; there must be one.
   std::unique_ptr<Task> pop_patient() { return pop_of(patient_); }
 
+  // Whether one of this chain is there. From the first question until the queue is empty, an index
+  // answers.
+  bool has_chain(uint64_t chain) {
+    if (!std::exchange(indexed_, true)) {
+      for (const Queue* queue : {&patient_, &others_}) {
+        for (const Entry& entry : *queue) ++of_chain_[entry.task->chain];
+      }
+    }
+    return of_chain_.count(chain) > 0;
+  }
   // The one of this chain that came first, the patient ones before; null: there is none.
   std::unique_ptr<Task> pop_of_chain(uint64_t chain) {
+    if (!has_chain(chain)) return nullptr;
     for (Queue* queue : {&patient_, &others_}) {
       const auto found = std::find_if(queue->begin(), queue->end(), [&](const Entry& entry) {
         return entry.task->chain == chain;
@@ -45,15 +58,10 @@ class TaskQueue {
       if (found == queue->end()) continue;
       std::unique_ptr<Task> task = std::move(found->task);
       queue->erase(found);
+      forget(*task);
       return task;
     }
     return nullptr;
-  }
-  template <class Visit>
-  void for_each(Visit visit) const {
-    for (const Queue* queue : {&patient_, &others_}) {
-      for (const Entry& entry : *queue) visit(*entry.task);
-    }
   }
 
   // All that are not patient, but those that `stays` holds for.
@@ -67,6 +75,7 @@ class TaskQueue {
         taken.push_back(std::move(entry.task));
       }
     }
+    for (const auto& task : taken) forget(*task);
     return taken;
   }
   std::vector<std::unique_ptr<Task>> take_all() {
@@ -84,14 +93,23 @@ class TaskQueue {
 
   Queue& queue_of(const Task& task) { return task.patient ? patient_ : others_; }
   static uint64_t first(const Queue& queue) { return queue.front().order; }
-  static std::unique_ptr<Task> pop_of(Queue& queue) {
+  std::unique_ptr<Task> pop_of(Queue& queue) {
     std::unique_ptr<Task> task = std::move(queue.front().task);
     queue.pop_front();
+    forget(*task);
     return task;
+  }
+  void forget(const Task& task) {
+    if (!indexed_) return;
+    const auto found = of_chain_.find(task.chain);
+    if (--found->second == 0) of_chain_.erase(found);
+    indexed_ = !empty();
   }
 
   uint64_t next_ = 1;
   Queue patient_, others_;
+  bool indexed_ = false;
+  std::unordered_map<uint64_t, size_t> of_chain_;  // how many, when indexed_
 };
 
 }  // namespace farspan::net

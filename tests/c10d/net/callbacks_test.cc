@@ -201,6 +201,73 @@ TEST(CallbackThatComputes, InAWaitLeavesTasksOfItsChainToOtherThreads) {
   reactor.remove(*source);
 }
 
+// A thread of the program's waits in chain 9, and runs a callback there; all threads are blocked.
+class InAChain : public ::testing::Test {
+ protected:
+  InAChain() {
+    for (int i = 1; i <= 2; ++i) {
+      blocked_.push_back(run(reactor_, [this] { gate_.future().wait(); }));
+      EXPECT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
+    }
+  }
+  ~InAChain() override {
+    gate_.set_value();
+    for (const auto& one : blocked_) EXPECT_TRUE(ends(one));
+    outside_.join();
+  }
+  void wait_and_run(std::function<void()> callback) {
+    came_.future().on_ready([this, callback = std::move(callback)] {
+      in_callback_ = true;
+      callback();
+    });
+    outside_ = std::thread([this] {
+      net::set_current_chain(9);
+      reactor_.wait(*answer_.future().state(), Deadline::after(std::chrono::seconds(20)),
+                    mailbox_.get());
+      net::set_current_chain(0);
+    });
+    mailbox_->send();
+    ASSERT_TRUE(eventually([&] { return !!in_callback_; }));
+  }
+
+  Reactor reactor_{{.threads = 2, .max_threads = 2}};
+  Promise<void> gate_, came_, answer_;
+  std::atomic<bool> in_callback_{false};
+  // Not added to the reactor, so that only the thread that waits reads it.
+  std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>([this] { came_.set_value(); });
+  std::vector<Future<void>> blocked_;
+  std::thread outside_;
+};
+
+TEST_F(InAChain, ATaskThatItsThreadLeavesBehindIsTurnedAway) {
+  std::atomic<bool> computes{true};
+  wait_and_run([&] {
+    while (computes) std::this_thread::yield();
+    answer_.set_value();
+  });
+  const auto task = run(
+      reactor_, [] {}, 9);
+  // As a rule the second passes in which nothing moves, and its thread might still come for it.
+  std::this_thread::sleep_for(milliseconds(1'300));
+  computes = false;
+  ASSERT_TRUE(ends(task));
+  EXPECT_TRUE(task.has_error());
+}
+
+TEST_F(InAChain, AWaitByAnotherReactorDoesNotLoseTheCall) {
+  Reactor another;
+  Promise<void> gate;
+  wait_and_run([&] {
+    another.wait(*gate.future().state(), Deadline::after(std::chrono::seconds(20)), nullptr);
+  });
+  const auto task = run(
+      reactor_, [this] { answer_.set_value(); }, 9);
+  std::this_thread::sleep_for(milliseconds(20));  // for that wait to look, as a rule
+  gate.set_value();
+  ASSERT_TRUE(ends(task));
+  EXPECT_FALSE(task.has_error());
+}
+
 TEST(CallbackThatComputes, IsOneOfAsManyAtOnceAsTheOptionSays) {
   Reactor reactor({.threads = 2});
   std::atomic<int> now{0}, most{0}, ended{0};

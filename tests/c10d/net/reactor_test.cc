@@ -347,6 +347,58 @@ TEST_F(ReactorLimitTest, WhatAThreadFromOutsideLeavesIsNotForgotten) {
   }
 }
 
+TEST_F(ReactorLimitTest, ATaskThatItsChainsThreadIsAboutToRunIsNotTurnedAway) {
+  block_all();
+  Promise<void> answer;
+  std::thread outside([&] {
+    net::set_current_chain(9);
+    EXPECT_TRUE(reactor_.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(20)),
+                              nullptr));
+    net::set_current_chain(0);
+  });
+  const auto first = run(
+      reactor_, [] { std::this_thread::sleep_for(milliseconds(1'300)); }, 9);
+  const auto second = run(
+      reactor_, [] {}, 9);
+  EXPECT_TRUE(ends(first));
+  EXPECT_TRUE(ends(second));
+  EXPECT_FALSE(first.has_error());
+  EXPECT_FALSE(second.has_error());
+  answer.set_value();
+  outside.join();
+}
+
+// What threads do at the limit must not cost more the longer the queue is.
+TEST_F(ReactorLimitTest, ALongQueueIsWorkedOffQuickly) {
+  block_all(7);
+  gate_.set_value();
+  ASSERT_TRUE(ends(collect_all(blocked_)));
+  blocked_.clear();
+  Promise<void> gate;
+  for (int i = 1; i < kMax; ++i) {
+    blocked_.push_back(run(
+        reactor_, [&] { gate.future().wait(); }, 7));
+    ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
+  }
+  const auto time_for = [&](int tasks) {
+    std::vector<Future<void>> all;
+    Promise<void> begin;
+    all.push_back(run(reactor_, [&] {
+      while (!begin.future().ready()) std::this_thread::yield();
+    }));
+    for (int i = 1; i < tasks; ++i)
+      all.push_back(run(
+          reactor_, [] {}, 100 + uint64_t(i)));
+    const TimePoint begun = Clock::now();
+    begin.set_value();
+    EXPECT_TRUE(collect_all(all).wait_for(std::chrono::seconds(60)));
+    return Clock::now() - begun;
+  };
+  time_for(1'000);
+  EXPECT_LT(time_for(40'000), 100 * time_for(4'000) + milliseconds(100));
+  gate.set_value();
+}
+
 TEST_F(ReactorLimitTest, ARecursionThatIsTooDeepForAThreadIsTurnedAway) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer's own stack of calls ends before the thread's";
