@@ -283,6 +283,7 @@ void TcpStoreServer::Runner::on_bytes(Connection& connection, ssize_t size, cons
 }
 
 void TcpStoreServer::Runner::send_touched() {
+  waits = service_.waits();  // before an answer tells of it
   for (auto ids = service_.take_touched(); !ids.empty(); ids = service_.take_touched()) {
     for (const uint64_t id : ids) {
       const auto it = open_.find(id);
