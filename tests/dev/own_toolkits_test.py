@@ -63,7 +63,8 @@ class User:
         kept["PATH"] = os.pathsep.join(
             path for path in os.environ["PATH"].split(os.pathsep) if "cuda" not in path)
         return subprocess.run(
-            [self.cmake, "-S", self.folder, "-B", self.folder / "build", *definitions],
+            [self.cmake, "-G", "Ninja", "-S", self.folder, "-B", self.folder / "build",
+             *definitions],
             env={**kept, **{name: str(value) for name, value in environment.items()}},
             capture_output=True, text=True)
 
