@@ -1,6 +1,5 @@
 // The rules under test: c10d/net/README.md, "Callbacks": those that block, and those that compute.
 #include <gtest/gtest.h>
-#include <sys/eventfd.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,9 +10,9 @@
 #include <vector>
 
 #include <farspan/c10d/net/batch.h>
-#include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/net/reactor.h>
 
+#include "c10d/net/mailbox.h"
 #include "c10d/net/tasks.h"
 
 namespace farspan::testing {
@@ -22,24 +21,12 @@ namespace {
 using net::Reactor;
 using std::chrono::milliseconds;
 
-// A source that says when something has come.
-class Mailbox final : public net::Source {
- public:
-  explicit Mailbox(std::function<void()> came) : came_(std::move(came)) {}
-  void send() const { eventfd_write(fd_.get(), 1); }
-  int descriptor() const noexcept override { return fd_.get(); }
-  bool pump(net::Role& role) noexcept override {
-    eventfd_t count = 0;
-    if (eventfd_read(fd_.get(), &count) != 0) return false;
-    role.release();
-    came_();
-    return true;
-  }
-
- private:
-  const net::OwnedDescriptor fd_{eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
-  const std::function<void()> came_;
-};
+// Runs `callback` as one of a future that the calling thread makes ready.
+void run_as_callback(std::function<void()> callback) {
+  Promise<void> promise;
+  promise.future().on_ready(std::move(callback));
+  promise.set_value();
+}
 
 // Two callbacks of one future; the first waits for what the second makes.
 struct WaitsForTheNext {
@@ -77,16 +64,8 @@ TEST(CallbackThatBlocks, CallbacksThatAWaitingThreadOfTheProgramRunsMayWaitForEa
   Reactor reactor;
   WaitsForTheNext both;
   // Makes the future ready in the thread that waits, as a connection does that it reads.
-  struct Reads final : net::Source {
-    explicit Reads(Promise<int>& p) : promise(p) {}
-    int descriptor() const noexcept override { return -1; }
-    bool pump(net::Role& role) noexcept override {
-      role.release();
-      return promise.set_value(1);
-    }
-    Promise<int>& promise;
-  };
-  const auto source = std::make_shared<Reads>(both.promise);
+  const auto source = std::make_shared<Mailbox>([&](uint64_t) { both.promise.set_value(1); });
+  source->post();
   EXPECT_TRUE(reactor.wait(*both.promise.future().state(),
                            Deadline::after(std::chrono::seconds(10)), source.get()));
   EXPECT_TRUE(both.in_time);
@@ -115,13 +94,11 @@ TEST(CallbackThatComputes, LeavesAReaderHoweverManyThereAre) {
   for (int i = 0; i < 5; ++i) {
     // Whoever reads runs the timer, and with it the callback.
     reactor.timers().add(Clock::now(), [&] {
-      Promise<void> promise;
-      promise.future().on_ready([&] {
+      run_as_callback([&] {
         ++begun;
         while (!go) std::this_thread::yield();
         ++ended;
       });
-      promise.set_value();
     });
     ASSERT_TRUE(eventually([&] { return begun == i + 1; }));
   }
@@ -135,9 +112,7 @@ TEST(CallbackThatComputes, DoesNotHoldUpTimersThatWereDueWithIt) {
   const Promise<bool> seen;
   const TimePoint due = Clock::now() + milliseconds(2);
   reactor.timers().add(due, [&] {
-    Promise<void> promise;
-    promise.future().on_ready([&] { seen.set_value(eventually([&] { return !!later_ran; })); });
-    promise.set_value();
+    run_as_callback([&] { seen.set_value(eventually([&] { return !!later_ran; })); });
   });
   reactor.timers().add(due, [&] { later_ran = true; });
   EXPECT_TRUE(seen.future().wait(Millis(20'000)));
@@ -149,13 +124,11 @@ TEST(CallbackThatComputes, DoesNotHoldUpTasksThatItsThreadHasQueued) {
   const Promise<bool> before_it, in_it;
   reactor.timers().add(Clock::now(), [&] {
     run(reactor, [&] { first_ran = true; });
-    Promise<void> promise;
-    promise.future().on_ready([&] {
+    run_as_callback([&] {
       before_it.set_value(eventually([&] { return !!first_ran; }));
       run(reactor, [&] { second_ran = true; });
       in_it.set_value(eventually([&] { return !!second_ran; }));
     });
-    promise.set_value();
   });
   EXPECT_TRUE(before_it.future().wait(Millis(20'000)));
   EXPECT_TRUE(in_it.future().wait(Millis(20'000)));
@@ -171,7 +144,7 @@ TEST(CallbackThatComputes, InAWaitLeavesTasksOfItsChainToOtherThreads) {
     computes = true;
     seen.set_value(eventually([&] { return !!nested_ran; }));
   });
-  const auto source = std::make_shared<Mailbox>([&] { answer.set_value(); });
+  const auto source = std::make_shared<Mailbox>([&](uint64_t) { answer.set_value(); });
   reactor.add(source);
   const auto waits = run(
       reactor,
@@ -181,7 +154,7 @@ TEST(CallbackThatComputes, InAWaitLeavesTasksOfItsChainToOtherThreads) {
       },
       7);
   ASSERT_TRUE(eventually([&] { return reactor.counters().blocked == 1; }));
-  source->send();
+  source->post();
   ASSERT_TRUE(eventually([&] { return !!computes; }));
   // Expect: this one is at the limit; when it ends, its thread takes the nested one.
   Promise<void> at_limit;
@@ -226,7 +199,7 @@ class InAChain : public ::testing::Test {
                     mailbox_.get());
       net::set_current_chain(0);
     });
-    mailbox_->send();
+    mailbox_->post();
     ASSERT_TRUE(eventually([&] { return !!in_callback_; }));
   }
 
@@ -234,7 +207,8 @@ class InAChain : public ::testing::Test {
   Promise<void> gate_, came_, answer_;
   std::atomic<bool> in_callback_{false};
   // Not added to the reactor, so that only the thread that waits reads it.
-  std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>([this] { came_.set_value(); });
+  std::shared_ptr<Mailbox> mailbox_ =
+      std::make_shared<Mailbox>([this](uint64_t) { came_.set_value(); });
   std::vector<Future<void>> blocked_;
   std::thread outside_;
 };
@@ -274,8 +248,7 @@ TEST(CallbackThatComputes, IsOneOfAsManyAtOnceAsTheOptionSays) {
   const TimePoint due = Clock::now() + milliseconds(5);
   for (int i = 0; i < 30; ++i) {
     reactor.timers().add(due, [&] {
-      Promise<void> promise;
-      promise.future().on_ready([&] {
+      run_as_callback([&] {
         const int running = ++now;
         for (int seen = most; running > seen && !most.compare_exchange_weak(seen, running);) {
         }
@@ -283,7 +256,6 @@ TEST(CallbackThatComputes, IsOneOfAsManyAtOnceAsTheOptionSays) {
         --now;
         ++ended;
       });
-      promise.set_value();
     });
   }
   EXPECT_TRUE(eventually([&] { return ended == 30; }));
@@ -299,9 +271,7 @@ TEST(CallbackThatComputes, InAThreadOfTheProgramDoesNotHoldUpTheRestEither) {
       reactor.timers(), std::vector<int>{1, 2},
       [&](int item) {
         if (item == 2) return second_came.store(true);
-        Promise<void> promise;
-        promise.future().on_ready([&] { seen = eventually([&] { return !!second_came; }); });
-        promise.set_value();
+        run_as_callback([&] { seen = eventually([&] { return !!second_came; }); });
       },
       [] {})
       .run();

@@ -119,6 +119,13 @@ class ReactorLimitTest : public ::testing::Test {
       ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i + 1; }));
     }
   }
+  void block_all_but_one(uint64_t chain) {
+    for (int i = 1; i < kMax; ++i) {
+      blocked_.push_back(run(
+          reactor_, [this] { gate_.future().wait(); }, chain));
+      ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
+    }
+  }
   void TearDown() override {
     gate_.set_value();
     EXPECT_TRUE(ends(collect_all(blocked_)));
@@ -269,11 +276,7 @@ TEST_F(ReactorLimitTest, ATaskOfAWaitingChainRunsOnItsThread) {
 
 TEST_F(ReactorLimitTest, ATaskOfAWaitingChainDoesNotWaitForOtherTasksThatCompute) {
   std::atomic<bool> nested_ran{false};
-  for (int i = 1; i < kMax; ++i) {
-    blocked_.push_back(run(
-        reactor_, [this] { gate_.future().wait(); }, 7));
-    ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
-  }
+  block_all_but_one(7);
   const auto computes =
       run(reactor_, [&] { EXPECT_TRUE(eventually([&] { return !!nested_ran; })); });
   ASSERT_TRUE(eventually([&] { return reactor_.counters().running == 1; }));
@@ -285,11 +288,7 @@ TEST_F(ReactorLimitTest, ATaskOfAWaitingChainDoesNotWaitForOtherTasksThatCompute
 // A stranger and a nested task come together, and the stranger takes the last place.
 TEST_F(ReactorLimitTest, ATaskOfAWaitingChainIsNotForgottenBehindTheLastThatGotAThread) {
   std::atomic<bool> nested_ran{false};
-  for (int i = 1; i < kMax; ++i) {
-    blocked_.push_back(run(
-        reactor_, [this] { gate_.future().wait(); }, 7));
-    ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
-  }
+  block_all_but_one(7);
   // What tasks take decides how the queue is shared.
   ASSERT_TRUE(ends(run(reactor_, [] { std::this_thread::sleep_for(milliseconds(20)); })));
   Promise<bool> seen;
