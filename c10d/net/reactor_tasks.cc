@@ -45,6 +45,7 @@ void Reactor::move_locked(Station from, Station to) {
 
 // Called whenever the queue, the limit or what threads do has changed.
 void Reactor::note_change_locked() {
+  queued_.store(queue_.size(), std::memory_order_release);
   const bool exhausted = exhausted_locked();
   keep_clock(stalled_since_, exhausted && queue_.has_others());
   keep_clock(patient_stalled_since_, exhausted && queue_.has_patient() && !may_take_locked());
@@ -164,7 +165,6 @@ void Reactor::run(std::unique_ptr<Task> task) {
       if (at_limit) call_chain_locked(*task);
       queue_.push(std::move(task));
       note_change_locked();
-      queued_.store(queue_.size(), std::memory_order_release);
       if (!mine) {
         share_queue_locked();
       } else if (self.in_callbacks > 0) {
@@ -181,7 +181,6 @@ bool Reactor::take_locked(std::unique_ptr<Task>& task) {
   if (readers_locked() <= 1 && !spawn_locked()) return false;
   thread_state().beyond_limit = running_ + blocked_ >= max_threads_;
   task = thread_state().beyond_limit ? queue_.pop_patient() : queue_.pop();
-  queued_.store(queue_.size(), std::memory_order_release);
   move_locked(Station::kLooping, Station::kInTask);
   const auto left = static_cast<int64_t>(queue_.size());
   if (left * task_ns_.load(std::memory_order_relaxed) > kWorthAWakeUpNs) {
@@ -227,7 +226,7 @@ void Reactor::reject_queue(const Error& why) {
   {
     MutexLock lock(mutex_);
     rejected = queue_.take_all();
-    queued_.store(0);
+    note_change_locked();
   }
   for (auto& task : rejected) task->reject(why);
 }
@@ -267,7 +266,6 @@ void Reactor::relieve_at_limit() {
     } else if (patient_stalled_since_ != TimePoint::max()) {
       timers_.nudge(patient_stalled_since_ + kStalledAfter);
     }
-    queued_.store(queue_.size());
     share_queue_locked();
     if (warn || !rejected.empty()) all = "all " + std::to_string(blocked_) + " threads are blocked";
   }

@@ -148,7 +148,6 @@ void Reactor::Blocked::run_own() {
     MutexLock lock(reactor_.mutex_);
     if (reactor_.at_limit_locked()) task = reactor_.queue_.pop_of_chain(outer_.chain);
     if (!task) return called_.store(false);
-    reactor_.queued_.store(reactor_.queue_.size(), std::memory_order_release);
     reactor_.note_change_locked();
   }
   if (!has_stack()) {
