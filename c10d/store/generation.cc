@@ -17,6 +17,9 @@ namespace {
 
 constexpr Millis kFirstPause{1};
 constexpr Millis kLongestPause{50};
+// How long rank 0, once it cannot agree with one rank, stays until the others know: some come
+// later, and the store may go with it.
+constexpr Millis kTellingTime{5000};
 constexpr char kRefused = '!';  // in front of a reason, in place of what was hoped for
 
 std::string nonce_key(int rank) { return "generation/nonce/" + std::to_string(rank); }
@@ -25,6 +28,9 @@ std::string answer_key(int rank, const std::string& nonce) {
 }
 std::string ack_key(const std::string& name, int rank) {
   return "generation/" + name + "/ack/" + std::to_string(rank);
+}
+std::string told_key(const std::string& name, int rank) {
+  return "generation/" + name + "/told/" + std::to_string(rank);
 }
 std::string go_key(const std::string& name) { return "generation/" + name + "/go"; }
 constexpr const char* kLeaderKey = "generation/leader";
@@ -99,9 +105,14 @@ class Leader {
         if (!attend(rank)) missing = rank;
       }
       hold_rank();
+      if (refusal_ && (missing == 0 || tell_until_.expired() || deadline.expired())) {
+        throw Error(Code::kInvalidArgument, *refusal_)
+            .advice("give all workers the same WORLD_SIZE");
+      }
       if (missing == 0) break;
       if (deadline.expired()) throw too_late();
-      pause_for(store_, ack_key(name_, missing), &pause, deadline);
+      const std::string awaited = refusal_ ? told_key(name_, missing) : ack_key(name_, missing);
+      pause_for(store_, awaited, &pause, deadline);
     }
     store_.set(go_key(name_), join({acks_.begin() + 1, acks_.end()}, "\n"));
     tidy();
@@ -109,7 +120,7 @@ class Leader {
   }
 
  private:
-  // Answers the rank's nonce. True once it has acknowledged.
+  // Answers the rank's nonce. True once it has acknowledged, or knows of a refusal.
   bool attend(int rank) {
     auto& ack = acks_[static_cast<size_t>(rank)];
     auto& answered = answered_[static_cast<size_t>(rank)];
@@ -124,13 +135,20 @@ class Leader {
     }
     ack = find(store_, ack_key(name_, rank)).value_or("");
     if (!ack.empty() && ack.front() == kRefused) {
-      const std::string why = "rank " + std::to_string(rank) + ack.substr(1) +
-                              ", and rank 0 one of " + std::to_string(world_size_);
-      store_.set(go_key(name_), kRefused + why);
-      throw Error(Code::kInvalidArgument, why).advice("give all workers the same WORLD_SIZE");
+      if (refusal_) return true;
+      refuse("rank " + std::to_string(rank) + ack.substr(1));
+      return false;  // ranks that have acknowledged are now to be told
     }
     come_[static_cast<size_t>(rank)] = !answered.empty() && ack == answered.back();
-    return come_[static_cast<size_t>(rank)];
+    return refusal_ ? find(store_, told_key(name_, rank)).has_value()
+                    : come_[static_cast<size_t>(rank)];
+  }
+
+  // Nobody goes.
+  void refuse(const std::string& why) {
+    refusal_ = why + ", and rank 0 one of " + std::to_string(world_size_);
+    tell_until_ = Deadline::after(kTellingTime);
+    store_.set(go_key(name_), kRefused + *refusal_);
   }
 
   // Of two workers with rank 0, the one that came first gives way.
@@ -167,6 +185,8 @@ class Leader {
   std::vector<std::vector<std::string>> answered_;  // nonces, by rank
   std::vector<std::string> acks_;                   // by rank; empty: none
   std::vector<bool> come_;                          // by rank
+  std::optional<std::string> refusal_;
+  Deadline tell_until_ = Deadline::never();
 };
 
 // Every other rank's side.
@@ -207,6 +227,7 @@ class Follower {
     const auto go = find(store_, go_key(name_));
     if (!go) return false;
     if (!go->empty() && go->front() == kRefused) {
+      store_.set(told_key(name_, rank_), "");
       throw Error(Code::kInvalidArgument, go->substr(1))
           .advice("give all workers the same WORLD_SIZE");
     }

@@ -169,13 +169,50 @@ TEST_F(GenerationTest, OfTwoWorkersWithRankZeroTheEarlierIsTold) {
   EXPECT_EQ(one.get(), second.get());
 }
 
+void expect_told_of_world_size(std::future<std::string>& coming, int odd_rank = 2) {
+  const Error error = error_of(coming);
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_EQ(error.message(),
+            "rank " + std::to_string(odd_rank) + " has a WORLD_SIZE of 4, and rank 0 one of 3");
+}
+
 TEST_F(GenerationTest, WorkersThatDisagreeOnTheWorldSizeAreAllTold) {
-  auto zero = come(store_, 0, 3), one = come(store_, 1, 3), two = come(store_, 2, 4);
-  for (auto* coming : {&zero, &one, &two}) {
-    const Error error = error_of(*coming);
-    EXPECT_EQ(error.code(), Code::kInvalidArgument);
-    EXPECT_EQ(error.message(), "rank 2 has a WORLD_SIZE of 4, and rank 0 one of 3");
+  auto one = come(store_, 1, 3);
+  has_knocked(*store_, 1);
+  auto zero = come(store_, 0, 3), two = come(store_, 2, 4);
+  for (auto* coming : {&zero, &one, &two}) expect_told_of_world_size(*coming);
+}
+
+TEST_F(GenerationTest, AWorkerThatComesAfterADisagreementIsToldToo) {
+  auto zero = come(store_, 0, 3), two = come(store_, 2, 4);
+  expect_told_of_world_size(two);
+  auto one = come(store_, 1, 3);
+  expect_told_of_world_size(one);
+  expect_told_of_world_size(zero);
+}
+
+TEST(Generation, ADisagreementIsToldBeforeRankZeroTakesItsStoreAway) {
+  for (int round = 0; round < 20; ++round) {
+    const int odd = round % 2 + 1;
+    auto server = TcpStoreServer::start();
+    TcpStoreOptions options;
+    options.port = server->port();
+    const auto connect = [&] { return std::make_shared<TcpStore>(options); };
+    auto other = come(connect(), 3 - odd, 3);
+    auto zero = come(connect(), 0, 3), refusing = come(connect(), odd, 4);
+    expect_told_of_world_size(zero, odd);
+    server->close();
+    expect_told_of_world_size(other, odd);
+    expect_told_of_world_size(refusing, odd);
   }
+}
+
+TEST_F(GenerationTest, ADisagreementIsNotKeptBackForAWorkerThatNeverComes) {
+  const TimePoint start = Clock::now();
+  auto zero = come(store_, 0, 3, 60s), two = come(store_, 2, 4);
+  expect_told_of_world_size(two);
+  expect_told_of_world_size(zero);
+  EXPECT_LT(Clock::now() - start, 30s);
 }
 
 TEST_F(GenerationTest, ARankOutsideTheWorldIsRefused) {
