@@ -79,7 +79,12 @@ if(LibTorch_FOUND AND NOT TARGET farspan::torch)
     endforeach()
   endif()
   set(LibTorch_SEARCHED_TOOLKIT "${CUDAToolkit_ROOT}" CACHE INTERNAL "Where CUDA was looked for")
+  # For a minimum from 3.25 on, the module of CMake 3.25 deprecates a target that it does not make where
+  # the toolkit has no nvToolsExt, as from CUDA 13 on, and so fails.
+  set(LibTorch_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit QUIET)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION ${LibTorch_minimum})
   if(CUDAToolkit_FOUND AND LibTorch_torch_cuda AND LibTorch_c10_cuda)
     farspan_import_libtorch(torch_cuda)
     farspan_import_libtorch(c10_cuda)
