@@ -84,6 +84,10 @@ Error rank_is_taken(int rank, const std::string& nonce) {
       .advice("give each worker a rank of its own");
 }
 
+Error sizes_differ(const std::string& how) {
+  return Error(Code::kInvalidArgument, how).advice("give all workers the same WORLD_SIZE");
+}
+
 // Rank 0's side.
 class Leader {
  public:
@@ -102,17 +106,12 @@ class Leader {
     while (true) {
       int missing = 0;
       for (int rank = world_size_ - 1; rank > 0; --rank) {
-        if (!attend(rank)) missing = rank;
+        if (!attend(rank, deadline)) missing = rank;
       }
       hold_rank();
-      if (refusal_ && (missing == 0 || tell_until_.expired() || deadline.expired())) {
-        throw Error(Code::kInvalidArgument, *refusal_)
-            .advice("give all workers the same WORLD_SIZE");
-      }
       if (missing == 0) break;
       if (deadline.expired()) throw too_late();
-      const std::string awaited = refusal_ ? told_key(name_, missing) : ack_key(name_, missing);
-      pause_for(store_, awaited, &pause, deadline);
+      pause_for(store_, ack_key(name_, missing), &pause, deadline);
     }
     store_.set(go_key(name_), join({acks_.begin() + 1, acks_.end()}, "\n"));
     tidy();
@@ -120,35 +119,53 @@ class Leader {
   }
 
  private:
-  // Answers the rank's nonce. True once it has acknowledged, or knows of a refusal.
-  bool attend(int rank) {
+  // Answers the rank's nonce. True once it has acknowledged.
+  bool attend(int rank, Deadline deadline) {
+    answer(rank);
+    const auto& answered = answered_[static_cast<size_t>(rank)];
     auto& ack = acks_[static_cast<size_t>(rank)];
-    auto& answered = answered_[static_cast<size_t>(rank)];
-    // Also of one that has acknowledged: it may have died, and come again.
-    const auto nonce = find(store_, nonce_key(rank));
-    if (nonce) {
-      if (answered.empty() || answered.back() != *nonce) answered.push_back(*nonce);
-      // Again where a rank 0 of an earlier start, on its way out, has answered after this one.
-      const std::string answer = name_ + " " + std::to_string(world_size_);
-      const std::string key = answer_key(rank, *nonce);
-      if (find(store_, key) != answer) store_.set(key, answer);
-    }
     ack = find(store_, ack_key(name_, rank)).value_or("");
     if (!ack.empty() && ack.front() == kRefused) {
-      if (refusal_) return true;
-      refuse("rank " + std::to_string(rank) + ack.substr(1));
-      return false;  // ranks that have acknowledged are now to be told
+      refuse("rank " + std::to_string(rank) + ack.substr(1), deadline);
     }
     come_[static_cast<size_t>(rank)] = !answered.empty() && ack == answered.back();
-    return refusal_ ? find(store_, told_key(name_, rank)).has_value()
-                    : come_[static_cast<size_t>(rank)];
+    return come_[static_cast<size_t>(rank)];
   }
 
-  // Nobody goes.
-  void refuse(const std::string& why) {
-    refusal_ = why + ", and rank 0 one of " + std::to_string(world_size_);
-    tell_until_ = Deadline::after(kTellingTime);
-    store_.set(go_key(name_), kRefused + *refusal_);
+  // Also one that has acknowledged: it may have died, and come again.
+  void answer(int rank) {
+    const auto nonce = find(store_, nonce_key(rank));
+    if (!nonce) return;
+    auto& answered = answered_[static_cast<size_t>(rank)];
+    if (answered.empty() || answered.back() != *nonce) answered.push_back(*nonce);
+    // Again where a rank 0 of an earlier start, on its way out, has answered after this one.
+    const std::string answer = name_ + " " + std::to_string(world_size_);
+    const std::string key = answer_key(rank, *nonce);
+    if (find(store_, key) != answer) store_.set(key, answer);
+  }
+
+  // Nobody goes. Throws when all know, or it is too late for that.
+  [[noreturn]] void refuse(std::string why, Deadline deadline) {
+    why += ", and rank 0 one of " + std::to_string(world_size_);
+    store_.set(go_key(name_), kRefused + why);
+    const Deadline until = earlier(deadline, Deadline::after(kTellingTime));
+    Millis pause = kFirstPause;
+    while (const int untold = answer_untold()) {
+      hold_rank();
+      if (until.expired()) break;
+      pause_for(store_, told_key(name_, untold), &pause, until);
+    }
+    throw sizes_differ(why);
+  }
+
+  // The first rank that does not know that nobody goes; 0: all do.
+  int answer_untold() {
+    int untold = 0;
+    for (int rank = world_size_ - 1; rank > 0; --rank) {
+      answer(rank);
+      if (!find(store_, told_key(name_, rank))) untold = rank;
+    }
+    return untold;
   }
 
   // Of two workers with rank 0, the one that came first gives way.
@@ -185,8 +202,6 @@ class Leader {
   std::vector<std::vector<std::string>> answered_;  // nonces, by rank
   std::vector<std::string> acks_;                   // by rank; empty: none
   std::vector<bool> come_;                          // by rank
-  std::optional<std::string> refusal_;
-  Deadline tell_until_ = Deadline::never();
 };
 
 // Every other rank's side.
@@ -228,16 +243,13 @@ class Follower {
     if (!go) return false;
     if (!go->empty() && go->front() == kRefused) {
       store_.set(told_key(name_, rank_), "");
-      throw Error(Code::kInvalidArgument, go->substr(1))
-          .advice("give all workers the same WORLD_SIZE");
+      throw sizes_differ(go->substr(1));
     }
     size_t begin = 0;
     for (int rank = 1; rank < rank_; ++rank) begin = go->find('\n', begin) + 1;
     const std::string mine = go->substr(begin, go->find('\n', begin) - begin);
     if (mine == nonce_) return true;
-    throw Error(Code::kAlreadyExists,
-                "another worker has rank " + std::to_string(rank_) + ", too: " + place_of(mine))
-        .advice("give each worker a rank of its own");
+    throw rank_is_taken(rank_, mine);
   }
 
   // Of two workers with one rank, the one that came first gives way.
@@ -253,10 +265,9 @@ class Follower {
     const std::string size = answer.substr(name.size() + 1);
     if (size != std::to_string(world_size_)) {
       const std::string why = " has a WORLD_SIZE of " + std::to_string(world_size_);
+      store_.set(told_key(name, rank_), "");
       store_.set(ack_key(name, rank_), kRefused + why);
-      throw Error(Code::kInvalidArgument,
-                  "rank " + std::to_string(rank_) + why + ", and rank 0 one of " + size)
-          .advice("give all workers the same WORLD_SIZE");
+      throw sizes_differ("rank " + std::to_string(rank_) + why + ", and rank 0 one of " + size);
     }
     store_.set(ack_key(name, rank_), nonce_);
     name_ = name;

@@ -283,14 +283,15 @@ void TcpStoreServer::Runner::on_bytes(Connection& connection, ssize_t size, cons
 }
 
 void TcpStoreServer::Runner::send_touched() {
-  waits = service_.waits();  // before an answer tells of it
-  for (auto ids = service_.take_touched(); !ids.empty(); ids = service_.take_touched()) {
+  while (true) {
+    waits = service_.waits();  // before an answer tells of it
+    const auto ids = service_.take_touched();
+    if (ids.empty()) break;
     for (const uint64_t id : ids) {
       const auto it = open_.find(id);
       if (it != open_.end()) send(*it->second);
     }
   }
-  waits = service_.waits();
   arm_sweep();
 }
 

@@ -126,6 +126,15 @@ class ReactorLimitTest : public ::testing::Test {
       ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
     }
   }
+  // A thread that is none of the reactor's waits in this chain.
+  std::thread wait_outside(const Future<void>& answer, uint64_t chain) {
+    return std::thread([this, answer, chain] {
+      net::set_current_chain(chain);
+      EXPECT_TRUE(
+          reactor_.wait(*answer.state(), Deadline::after(std::chrono::seconds(10)), nullptr));
+      net::set_current_chain(0);
+    });
+  }
   void TearDown() override {
     gate_.set_value();
     EXPECT_TRUE(ends(collect_all(blocked_)));
@@ -306,12 +315,7 @@ TEST_F(ReactorLimitTest, AThreadFromOutsideRunsTasksOfItsChain) {
   block_all();
   std::thread::id where;
   Promise<void> nested_done;
-  std::thread outside([&] {
-    net::set_current_chain(9);
-    EXPECT_TRUE(reactor_.wait(*nested_done.future().state(),
-                              Deadline::after(std::chrono::seconds(10)), nullptr));
-    net::set_current_chain(0);
-  });
+  std::thread outside = wait_outside(nested_done.future(), 9);
   const auto id = outside.get_id();
   // Whether that thread waits already or begins to: it is found.
   const auto nested = run(
@@ -331,12 +335,7 @@ TEST_F(ReactorLimitTest, WhatAThreadFromOutsideLeavesIsNotForgotten) {
   block_all();
   for (int round = 0; round < 3; ++round) {
     Promise<void> answer;
-    std::thread outside([&] {
-      net::set_current_chain(9);
-      EXPECT_TRUE(reactor_.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(10)),
-                                nullptr));
-      net::set_current_chain(0);
-    });
+    std::thread outside = wait_outside(answer.future(), 9);
     std::this_thread::sleep_for(milliseconds(20));  // for it to wait, as a rule
     const auto nested = run(
         reactor_, [] {}, 9);
@@ -349,13 +348,8 @@ TEST_F(ReactorLimitTest, WhatAThreadFromOutsideLeavesIsNotForgotten) {
 TEST_F(ReactorLimitTest, ATaskThatItsChainsThreadIsAboutToRunIsNotTurnedAway) {
   block_all();
   Promise<void> answer;
-  std::thread outside([&] {
-    net::set_current_chain(9);
-    EXPECT_TRUE(reactor_.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(20)),
-                              nullptr));
-    net::set_current_chain(0);
-  });
-  const auto first = run(
+  std::thread outside = wait_outside(answer.future(), 9);
+  const auto first = run(  // for longer than work waits for a thread
       reactor_, [] { std::this_thread::sleep_for(milliseconds(1'300)); }, 9);
   const auto second = run(
       reactor_, [] {}, 9);
@@ -369,16 +363,7 @@ TEST_F(ReactorLimitTest, ATaskThatItsChainsThreadIsAboutToRunIsNotTurnedAway) {
 
 // What threads do at the limit must not cost more the longer the queue is.
 TEST_F(ReactorLimitTest, ALongQueueIsWorkedOffQuickly) {
-  block_all(7);
-  gate_.set_value();
-  ASSERT_TRUE(ends(collect_all(blocked_)));
-  blocked_.clear();
-  Promise<void> gate;
-  for (int i = 1; i < kMax; ++i) {
-    blocked_.push_back(run(
-        reactor_, [&] { gate.future().wait(); }, 7));
-    ASSERT_TRUE(eventually([&] { return reactor_.counters().blocked == i; }));
-  }
+  block_all_but_one(7);
   const auto time_for = [&](int tasks) {
     std::vector<Future<void>> all;
     Promise<void> begin;
@@ -395,7 +380,6 @@ TEST_F(ReactorLimitTest, ALongQueueIsWorkedOffQuickly) {
   };
   time_for(1'000);
   EXPECT_LT(time_for(40'000), 100 * time_for(4'000) + milliseconds(100));
-  gate.set_value();
 }
 
 TEST_F(ReactorLimitTest, ARecursionThatIsTooDeepForAThreadIsTurnedAway) {
