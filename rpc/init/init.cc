@@ -2,16 +2,15 @@
 
 #include <netdb.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/host.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/store/generation.h>
 #include <farspan/c10d/store/prefix_store.h>
@@ -48,15 +47,6 @@ void check_name(const std::string& name) {
   throw Error(Code::kInvalidArgument, "'" + name + "' is no name for a worker")
       .operation("init_rpc")
       .advice("use 1 to 128 letters, digits, '_', '-', ':' or '.'");
-}
-
-// Equal for the workers of one host only.
-std::string host_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat net {};
-  stat("/proc/self/ns/net", &net);
-  return boot + "/" + std::to_string(net.st_ino);
 }
 
 // Puts this rank's value under `what`, and gets everybody's.
@@ -114,7 +104,7 @@ std::string address_towards(const dist::Store& store) {
 
 // Loopback while all share this host; else the address by which this host reaches the store.
 std::string choose_bind_host(dist::Store& store, const dist::Rendezvous& job, Deadline deadline) {
-  const std::string mine = host_id();
+  const std::string mine = net::host_id();
   const auto hosts = exchange(store, "host", job.rank, job.world_size, mine, deadline);
   const bool one_host =
       std::all_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host == mine; });

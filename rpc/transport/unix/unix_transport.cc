@@ -1,18 +1,17 @@
 #include <farspan/rpc/transport/unix/unix_transport.h>
 
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/host.h>
 #include <farspan/rpc/transport/socket_stream.h>
 
 namespace farspan::transport {
@@ -22,15 +21,6 @@ constexpr std::string_view kPrefix = "unix:@";
 constexpr std::string_view kHostField = ";host=";
 // While the listener's backlog is full.
 constexpr std::chrono::milliseconds kRetryAfter{5};
-
-// Abstract names live in a network namespace of one running kernel.
-std::string host_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat net {};
-  stat("/proc/self/ns/net", &net);
-  return boot + "/" + std::to_string(net.st_ino);
-}
 
 std::string fresh_name() {
   std::random_device entropy;
@@ -72,7 +62,7 @@ class UnixListener final : public Listener {
 class UnixTransport final : public Transport {
  public:
   UnixTransport(std::shared_ptr<net::Loop> loop, net::Reactor& reactor)
-      : loop_(std::move(loop)), reactor_(reactor), host_(host_id()) {}
+      : loop_(std::move(loop)), reactor_(reactor), host_(net::host_id()) {}
 
   std::string_view name() const noexcept override { return "unix"; }
 

@@ -1,0 +1,18 @@
+#include <farspan/c10d/net/host.h>
+
+#include <sys/stat.h>
+
+#include <fstream>
+
+namespace farspan::net {
+
+// Abstract names live in a network namespace of one running kernel.
+std::string host_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat net {};
+  stat("/proc/self/ns/net", &net);
+  return boot + "/" + std::to_string(net.st_ino);
+}
+
+}  // namespace farspan::net

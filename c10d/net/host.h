@@ -1,0 +1,14 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Host: which processes can share memory and unix sockets.
+#pragma once
+
+#include <string>
+
+namespace farspan::net {
+
+// Equal for two processes of one running kernel that see the same abstract unix sockets, and
+// different for others.
+std::string host_id();
+
+}  // namespace farspan::net
