@@ -1,0 +1,128 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Backend: how the ranks of one group exchange bytes. What lies above, checks of arguments, order,
+// asynchronous operations, memory of failures, is the group's, and the same for every backend.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/base/time.h>
+#include <farspan/c10d/group/signature.h>
+
+namespace farspan::dist {
+
+class Store;
+
+// Elements that lie one after the other. The memory is the caller's, until the call has ended.
+struct Block {
+  std::byte* data = nullptr;
+  size_t count = 0;
+};
+
+// One collective, as one rank calls it. All blocks are of signature.type.
+struct Call {
+  Signature signature;
+  double factor = 1;  // of PREMUL_SUM
+  Deadline deadline;
+
+  DType type() const noexcept { return static_cast<DType>(signature.type); }
+  ReduceOp::Kind reduce() const noexcept { return static_cast<ReduceOp::Kind>(signature.reduce); }
+  int root() const noexcept { return signature.root; }
+};
+
+// A message from one rank to another.
+struct Message {
+  int peer = -1;  // rank in the group; to receive: -1 for any
+  int tag = 0;
+  DType type = {};
+  Deadline deadline;
+};
+
+// The ranks of a group and this one among them.
+struct GroupSpec {
+  std::string name;        // the same on all its ranks, and used once
+  std::vector<int> ranks;  // in the default group, by rank in this one
+  int rank = 0;            // in this group
+
+  int size() const noexcept { return static_cast<int>(ranks.size()); }
+};
+
+// Collectives block until this rank's part is done: then its results are there, and its blocks may
+// be used again. The group calls one at a time, in the same order on each rank, from any thread.
+// Blocks of one rank may be the same memory where that makes sense (in and out of its own part).
+//
+//   throws  Error, and the group is of no use after that: kTimeout (names who is waited for),
+//           kDisconnected (names who is gone), kShapeMismatch (what the ranks disagree on),
+//           kCancelled (abort)
+//
+// Threading: collectives: see above. All else: any thread, also meanwhile.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "cpu".
+  virtual std::string_view name() const noexcept = 0;
+
+  // The root's data comes to all.
+  virtual void broadcast(const Call& call, Block data) = 0;
+  // In place, on all ranks.
+  virtual void all_reduce(const Call& call, Block data) = 0;
+  // In place at the root; the others' data stay as they are.
+  virtual void reduce(const Call& call, Block data) = 0;
+  // out[r] is rank r's `in`, on all ranks.
+  virtual void all_gather(const Call& call, Block in, std::span<const Block> out) = 0;
+  // out[r] is rank r's `in`, at the root; elsewhere `out` is empty.
+  virtual void gather(const Call& call, Block in, std::span<const Block> out) = 0;
+  // `out` is the root's in[r], for r this rank; `in` is empty but at the root.
+  virtual void scatter(const Call& call, std::span<const Block> in, Block out) = 0;
+  // `out` is the reduction of all ranks' in[r], for r this rank.
+  virtual void reduce_scatter(const Call& call, std::span<const Block> in, Block out) = 0;
+  // out[r] is rank r's in[q], for q this rank. Throws kShapeMismatch where their sizes differ.
+  virtual void all_to_all(const Call& call, std::span<const Block> in,
+                          std::span<const Block> out) = 0;
+  // Returns when all have called it.
+  virtual void barrier(const Call& call) = 0;
+
+  // Messages with one tag from one rank to another arrive in the order in which they were sent.
+  // The future is ready when `data` may be used again; whether the receiver has asked for it by
+  // then is not said. Its value is the other rank. Errors fail the future only.
+  virtual Future<int> send(const Message& message, Block data) = 0;
+  // kShapeMismatch when what comes has another type or size.
+  virtual Future<int> recv(const Message& message, Block data) = 0;
+
+  // Ends what is under way, here and on the other ranks, and all that comes, with `why`. Does not
+  // block; the first call counts.
+  virtual void abort(const Error& why) noexcept = 0;
+
+  // This rank calls nothing more: what is under way here ends with kShutdown. Other ranks that need
+  // it see that it is gone. Does not block.
+  virtual void leave() noexcept = 0;
+
+  // The same way to exchange bytes among some of its ranks. Local: no rank is asked.
+  //   spec  its ranks count in the default group
+  virtual std::shared_ptr<Backend> subgroup(GroupSpec spec) = 0;
+};
+
+// What a backend of the default group is made from.
+struct BackendContext {
+  std::shared_ptr<Store> store;  // of this start of the job alone
+  GroupSpec group;
+  Deadline deadline;  // until all ranks have come
+};
+using MakeBackend = std::function<std::shared_ptr<Backend>(const BackendContext& context)>;
+
+// Makes a backend known by name, for the process and for good.
+//   throws  Error kAlreadyExists
+void register_backend(const std::string& name, MakeBackend make);
+//   throws  Error kInvalidArgument: names those that are known
+std::shared_ptr<Backend> make_backend(const std::string& name, const BackendContext& context);
+
+}  // namespace farspan::dist

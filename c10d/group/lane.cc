@@ -1,0 +1,122 @@
+#include <farspan/c10d/group/lane.h>
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+
+namespace farspan::dist {
+namespace {
+
+constexpr std::chrono::seconds kIdleTime{2};  // until the thread ends
+
+}  // namespace
+
+Lane::~Lane() {
+  // Only a lane whose last task let go of it on its own thread still has one.
+  if (thread_.joinable()) thread_.detach();
+}
+
+uint64_t Lane::try_take() {
+  MutexLock lock(mutex_);
+  if (taken_ || !queue_.empty() || stopped_) return 0;
+  taken_ = true;
+  return ++count_;
+}
+
+void Lane::release() {
+  MutexLock lock(mutex_);
+  taken_ = false;
+  if (!queue_.empty()) call_thread_locked();
+}
+
+void Lane::post(std::shared_ptr<Task> task) {
+  {
+    MutexLock lock(mutex_);
+    if (!stopped_) {
+      task->sequence_ = ++count_;
+      queue_.push_back(std::move(task));
+      if (!taken_) call_thread_locked();
+      return;
+    }
+  }
+  task->reject();
+}
+
+void Lane::stop() {
+  std::deque<std::shared_ptr<Task>> rejected;
+  std::thread thread;
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+    rejected.swap(queue_);
+    work_.notify_all();
+    if (thread_.get_id() != std::this_thread::get_id()) thread.swap(thread_);
+  }
+  for (const auto& task : rejected) task->reject();
+  if (thread.joinable()) thread.join();
+}
+
+uint64_t Lane::count() const {
+  MutexLock lock(mutex_);
+  return count_;
+}
+
+void Lane::call_thread_locked() {
+  if (has_thread_) return work_.notify_one();
+  if (thread_.joinable()) thread_.join();  // it has left loop(), and needs no lock any more
+  try {
+    thread_ = std::thread([self = shared_from_this()] {
+      pthread_setname_np(pthread_self(), "farspan-group");
+      self->loop();
+    });
+    has_thread_ = true;
+  } catch (const std::system_error& error) {
+    // Whoever waits runs it, or the thread that the next call gets.
+    log(LogLevel::kWarning, "c10d/group",
+        std::string("no thread for asynchronous calls: ") + error.what());
+  }
+}
+
+void Lane::loop() {
+  MutexLock lock(mutex_);
+  while (!stopped_) {
+    if (!queue_.empty() && !taken_) {
+      work_off_locked(nullptr);
+    } else if (!work_.wait_until(mutex_, Deadline::after(kIdleTime)) && queue_.empty()) {
+      break;
+    }
+  }
+  has_thread_ = false;
+}
+
+// Runs what is queued until `until` is ready, or nothing is left.
+void Lane::work_off_locked(FutureCore* until) {
+  taken_ = true;
+  while (!queue_.empty() && !(until && until->ready())) {
+    const std::shared_ptr<Task> task = std::move(queue_.front());
+    queue_.pop_front();
+    mutex_.unlock();
+    task->run(task->sequence_);
+    mutex_.lock();
+  }
+  taken_ = false;
+}
+
+// The caller waits for the task: it runs it itself, with what is before it, if it can.
+void Lane::help(Task& task) {
+  MutexLock lock(mutex_);
+  if (taken_ || queue_.empty()) return;
+  work_off_locked(&task);
+  if (!queue_.empty()) call_thread_locked();
+}
+
+bool Lane::Task::block(Deadline deadline) {
+  // A call may take longer than the caller wants to wait.
+  if (deadline.is_never()) lane_->help(*this);
+  return ready() || sleep(deadline);
+}
+
+}  // namespace farspan::dist

@@ -1,0 +1,193 @@
+#include <farspan/c10d/group/process_group.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+
+namespace farspan::dist {
+namespace {
+
+Mutex default_mutex;
+Group the_default_group FARSPAN_GUARDED_BY(default_mutex);
+thread_local Group the_threads_group;
+
+std::string join(const std::vector<int>& numbers) {
+  std::string all;
+  for (const int number : numbers) all += (all.empty() ? "" : ", ") + std::to_string(number);
+  return all;
+}
+
+// 64 bits of FNV-1a: names must not grow with the group.
+uint64_t hash_of(const std::vector<int>& numbers) noexcept {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const int number : numbers) {
+    hash = (hash ^ static_cast<uint32_t>(number)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+void check_ranks(const std::vector<int>& ranks, const ProcessGroup& parent) {
+  const auto refuse = [](const std::string& what) {
+    throw Error(Code::kInvalidArgument, what).operation("new_group");
+  };
+  if (ranks.empty()) refuse("no rank was named");
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (std::find(parent.ranks().begin(), parent.ranks().end(), rank) == parent.ranks().end()) {
+      refuse("rank " + std::to_string(rank) + " is not one of " + join(parent.ranks()));
+    }
+    if (!seen.insert(rank).second) refuse("rank " + std::to_string(rank) + " was named twice");
+  }
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(GroupSpec spec, int own_global_rank, std::shared_ptr<Backend> backend,
+                           Millis timeout)
+    : spec_(std::move(spec)),
+      own_rank_(own_global_rank),
+      backend_(std::move(backend)),
+      timeout_(timeout) {}
+
+ProcessGroup::~ProcessGroup() {
+  if (!backend_) return;
+  backend_->leave();
+  lane_->stop();
+}
+
+std::string_view ProcessGroup::backend_name() const noexcept {
+  return backend_ ? backend_->name() : "none";
+}
+
+int ProcessGroup::group_rank(int global_rank) const {
+  const auto found = std::find(spec_.ranks.begin(), spec_.ranks.end(), global_rank);
+  if (found != spec_.ranks.end()) return static_cast<int>(found - spec_.ranks.begin());
+  throw Error(Code::kInvalidArgument, "rank " + std::to_string(global_rank) +
+                                          " is not one of the group's: " + join(spec_.ranks))
+      .advice("ranks count in the default group");
+}
+
+int ProcessGroup::global_rank(int group_rank) const {
+  if (group_rank >= 0 && group_rank < size()) return spec_.ranks[static_cast<size_t>(group_rank)];
+  throw Error(Code::kInvalidArgument,
+              "rank " + std::to_string(group_rank) + " of a group of " + std::to_string(size()));
+}
+
+void ProcessGroup::abort(const std::string& why) noexcept {
+  const Error error = Error(Code::kCancelled, why).worker("rank " + std::to_string(rank()));
+  {
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = error;
+    failed_ = true;
+  }
+  if (backend_) backend_->abort(error);
+}
+
+std::optional<Error> ProcessGroup::failure() const {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+std::string ProcessGroup::dump() const {
+  std::string text = "group '" + name() + "', rank " + std::to_string(rank()) + " of " +
+                     std::to_string(size()) + ", " + std::string(backend_name()) + "\n";
+  for (const OperationRecord& record : history_.records()) text += "  " + describe(record) + "\n";
+  return text;
+}
+
+Backend& ProcessGroup::backend() {
+  if (backend_) return *backend_;
+  throw Error(Code::kInvalidArgument,
+              "this process is not one of the group's ranks: " + join(spec_.ranks))
+      .advice("call it where get_rank(group) is not -1");
+}
+
+Deadline ProcessGroup::deadline(std::optional<Millis> timeout, TimePoint from) const noexcept {
+  const Millis limit = timeout.value_or(this->timeout());
+  using Seconds = std::chrono::duration<double>;  // in which hours::max() does not overflow
+  if (limit <= kNoTimeout || Seconds(limit) >= Seconds(TimePoint::max() - from)) {
+    return Deadline::never();
+  }
+  return Deadline(from + limit);
+}
+
+uint64_t ProcessGroup::count_groups_of(const std::vector<int>& ranks) {
+  MutexLock lock(mutex_);
+  return ++groups_made_[ranks];
+}
+
+void ProcessGroup::check_usable(const Signature& signature) const {
+  if (!failed_.load(std::memory_order_acquire)) return;
+  const Error first = *failure();
+  throw Error(first.code(), "the group '" + name() + "' failed before: " + first.what())
+      .operation(describe(signature))
+      .advice("make a new_group() of the ranks that are left");
+}
+
+Error ProcessGroup::fail(Error error, const Signature& signature,
+                         Clock::duration elapsed) noexcept {
+  error.operation(describe(signature) + ", call " + std::to_string(signature.sequence) +
+                  " of the group '" + name() + "'");
+  error.elapsed(elapsed);
+  {
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = error;
+    failed_ = true;
+  }
+  if (error.code() == Code::kTimeout) log(LogLevel::kWarning, "c10d/group", dump());
+  return error;
+}
+
+Group default_group() {
+  if (the_threads_group) return the_threads_group;
+  MutexLock lock(default_mutex);
+  if (the_default_group) return the_default_group;
+  throw Error(Code::kInvalidArgument, "there is no default group")
+      .advice("call init_process_group() first");
+}
+
+bool is_initialized() noexcept {
+  if (the_threads_group) return true;
+  MutexLock lock(default_mutex);
+  return the_default_group != nullptr;
+}
+
+Group set_default_group(Group group) {
+  MutexLock lock(default_mutex);
+  return std::exchange(the_default_group, std::move(group));
+}
+
+CurrentGroup::CurrentGroup(Group group)
+    : before_(std::exchange(the_threads_group, std::move(group))) {}
+CurrentGroup::~CurrentGroup() { the_threads_group = before_; }
+
+int get_rank(const Group& group) { return (group ? group : default_group())->rank(); }
+int get_world_size(const Group& group) { return (group ? group : default_group())->size(); }
+
+Group new_group(const std::vector<int>& ranks, std::optional<Millis> timeout) {
+  return new_group_of(default_group(), ranks, timeout);
+}
+
+Group new_group_of(const Group& parent, const std::vector<int>& ranks,
+                   std::optional<Millis> timeout) {
+  check_ranks(ranks, *parent);
+  GroupSpec spec;
+  spec.ranks = ranks;
+  const auto self = std::find(ranks.begin(), ranks.end(), parent->own_global_rank());
+  spec.rank = self == ranks.end() ? -1 : static_cast<int>(self - ranks.begin());
+  // Only the members count, so all of them come to the same name.
+  if (spec.rank >= 0) {
+    char hash[17];
+    std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(hash_of(ranks)));
+    spec.name = parent->name() + "/" + hash + "." + std::to_string(parent->count_groups_of(ranks));
+  } else {
+    spec.name = parent->name() + "/of others";
+  }
+  auto backend = spec.rank < 0 ? nullptr : parent->backend().subgroup(spec);
+  return std::make_shared<ProcessGroup>(std::move(spec), parent->own_global_rank(),
+                                        std::move(backend), timeout.value_or(parent->timeout()));
+}
+
+}  // namespace farspan::dist

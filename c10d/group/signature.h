@@ -1,0 +1,65 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Signature: what all ranks of a group must agree on when they call a collective. Backends hand it
+// round with the data, so that ranks that disagree are told at once, and how.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include <farspan/c10d/group/reduce_op.h>
+
+namespace farspan::dist {
+
+// The numbers travel: append only, never reuse.
+enum class Op : uint8_t {
+  kNone = 0,
+  kBroadcast = 1,
+  kAllReduce = 2,
+  kReduce = 3,
+  kAllGather = 4,
+  kGather = 5,
+  kScatter = 6,
+  kReduceScatter = 7,
+  kAllToAll = 8,
+  kBarrier = 9,
+  kSend = 10,
+  kRecv = 11,
+  kSparseAllReduce = 12,
+};
+
+// "all_reduce".
+std::string_view name_of(Op op) noexcept;
+
+// Of one call; travels as it lies in memory. What has no meaning for an operation is zero.
+struct Signature {
+  static constexpr size_t kMaxDims = 6;
+
+  uint64_t sequence = 0;  // of the group's calls, from 1
+  Op op = Op::kNone;
+  uint8_t type = 0;         // DType
+  uint8_t reduce = 0;       // ReduceOp::Kind
+  uint8_t dims = 0;         // of shape
+  int32_t root = -1;        // rank in the group
+  uint64_t count = 0;       // elements of the tensor, or of all its parts
+  uint64_t sizes_hash = 0;  // of the parts' sizes, where they differ from rank to rank
+  std::array<int64_t, kMaxDims> shape = {};  // more dimensions are one, the product
+
+  bool operator==(const Signature&) const = default;
+};
+static_assert(sizeof(Signature) == 80);
+
+void set_shape(Signature& signature, std::span<const int64_t> shape) noexcept;
+
+// "all_reduce SUM of float32 [2, 3]".
+std::string describe(const Signature& signature);
+
+// What two ranks disagree on; nothing when they agree.
+//   returns  "rank 1 calls all_reduce SUM of float32 [2, 3], and rank 0 broadcast of ..."
+std::optional<std::string> difference(int rank, const Signature& one, int other_rank,
+                                      const Signature& other);
+
+}  // namespace farspan::dist

@@ -1,0 +1,64 @@
+#include <farspan/c10d/group/sparse.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <farspan/c10d/group/start.h>
+#include <farspan/c10d/group/tensor_block.h>
+
+namespace farspan::dist {
+namespace {
+
+using Use = TensorBlock::Use;
+
+// One all_gather inside of the operation. `shape` is what its tensors have on every rank but for
+// the first dimension.
+std::vector<Tensor> all_gather_rows(Backend& backend, Call call, const Tensor& tensor,
+                                    const std::vector<int64_t>& rows) {
+  std::vector<Tensor> all;
+  std::vector<int64_t> shape = tensor.sizes().vec();
+  for (const int64_t count : rows) {
+    shape[0] = count;
+    all.push_back(at::empty(shape, tensor.options()));
+  }
+  call.signature.type = static_cast<uint8_t>(dtype_of(tensor));
+  const TensorBlock in(tensor, Use::kRead);
+  const TensorBlocks out(all, Use::kWrite);
+  backend.all_gather(call, in.block(), out.blocks());
+  return all;
+}
+
+}  // namespace
+
+Plan<std::function<void(Backend&, const Call&)>> plan_sparse_all_reduce(
+    const Tensor& tensor, const ReduceOptions& options) {
+  Start start(Op::kSparseAllReduce, options.group);
+  if (options.op.kind != ReduceOp::kSum) {
+    start.refuse(std::string(name_of(options.op.kind)) + " of a sparse tensor",
+                 "only SUM has a meaning for it: use .to_dense()");
+  }
+  const at::NoGradGuard no_grad;
+  const Tensor own = tensor.coalesce();
+  start.tensor(own._values(), "the tensor").shape(tensor.sizes()).reduction(options.op);
+  const auto ranks = static_cast<size_t>(start.size());
+  return start.plan(
+      options, std::function<void(Backend&, const Call&)>([tensor, own, ranks](Backend& backend,
+                                                                               const Call& call) {
+        const at::NoGradGuard guard;
+        const Tensor count = at::full({1}, own._nnz(), at::kLong);
+        std::vector<int64_t> rows;
+        for (const Tensor& one :
+             all_gather_rows(backend, call, count, std::vector<int64_t>(ranks, 1))) {
+          rows.push_back(one.item<int64_t>());
+        }
+        // Indices are [dimensions, elements]; the elements must come first to be gathered.
+        const auto indices = all_gather_rows(backend, call, own._indices().t().contiguous(), rows);
+        const auto values = all_gather_rows(backend, call, own._values(), rows);
+        const Tensor sum = at::sparse_coo_tensor(at::cat(indices).t(), at::cat(values),
+                                                 tensor.sizes(), tensor.options())
+                               .coalesce();
+        Tensor(tensor).copy_(sum);
+      }));
+}
+
+}  // namespace farspan::dist

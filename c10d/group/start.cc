@@ -1,0 +1,116 @@
+#include <farspan/c10d/group/start.h>
+
+#include <ATen/ATen.h>
+
+#include <farspan/c10d/group/tensor_block.h>
+
+namespace farspan::dist {
+
+using at::Tensor;
+
+Start::Start(Op op, const Group& group) : group_(group ? group : default_group()) {
+  group_->backend();
+  signature_.op = op;
+}
+
+void Start::refuse(const std::string& what, const char* advice) const {
+  throw Error(Code::kInvalidArgument, what)
+      .operation(std::string(name_of(signature_.op)))
+      .advice(advice);
+}
+
+Start& Start::tensor(const Tensor& tensor, std::string_view name) {
+  check_tensor(tensor, name_of(signature_.op), name);
+  signature_.type = static_cast<uint8_t>(dtype_of(tensor));
+  signature_.count = static_cast<uint64_t>(tensor.numel());
+  set_shape(signature_, tensor.sizes());
+  return *this;
+}
+
+Start& Start::shape(at::IntArrayRef shape) {
+  own_sizes();
+  signature_.count = static_cast<uint64_t>(c10::multiply_integers(shape));
+  set_shape(signature_, shape);
+  return *this;
+}
+
+Start& Start::also(const Tensor& tensor, std::string_view name) {
+  check_tensor(tensor, name_of(signature_.op), name);
+  if (static_cast<uint8_t>(dtype_of(tensor)) != signature_.type) {
+    refuse(std::string(name) + " is of " + std::string(name_of(dtype_of(tensor))) +
+               ", and the other tensor of " +
+               std::string(name_of(static_cast<DType>(signature_.type))),
+           "convert one of them");
+  }
+  return *this;
+}
+
+Start& Start::list(const std::vector<Tensor>& tensors, std::string_view name) {
+  if (tensors.size() != static_cast<size_t>(size())) {
+    refuse(std::string(name) + " has " + std::to_string(tensors.size()) +
+               " tensors, and the group " + std::to_string(size()) + " ranks",
+           "give one for each rank");
+  }
+  for (const Tensor& one : tensors) also(one, name);
+  return *this;
+}
+
+Start& Start::shapes_of(const std::vector<Tensor>& tensors) {
+  bool equal = true;
+  uint64_t hash = 0xcbf29ce484222325u, total = 0;
+  for (const Tensor& one : tensors) {
+    equal = equal && one.sizes() == tensors.front().sizes();
+    hash = (hash ^ static_cast<uint64_t>(one.numel())) * 0x100000001b3u;
+    total += static_cast<uint64_t>(one.numel());
+  }
+  own_sizes();
+  if (equal) {
+    signature_.count = static_cast<uint64_t>(tensors.front().numel());
+    set_shape(signature_, tensors.front().sizes());
+  } else {
+    signature_.count = total;
+    signature_.sizes_hash = hash | 1;
+  }
+  return *this;
+}
+
+Start& Start::own_sizes() {
+  signature_.count = 0;
+  signature_.dims = 0;
+  signature_.shape = {};
+  return *this;
+}
+
+Start& Start::root(int global_rank) {
+  try {
+    signature_.root = group_->group_rank(global_rank);
+  } catch (Error& error) {
+    throw error.operation(std::string(name_of(signature_.op)));
+  }
+  return *this;
+}
+
+Start& Start::reduction(const ReduceOp& op) {
+  signature_.reduce = op.kind;
+  factor_ = op.factor;
+  const std::string why = why_not(op.kind, static_cast<DType>(signature_.type));
+  if (!why.empty()) refuse(why, "convert the tensor, or use another ReduceOp");
+  return *this;
+}
+
+std::vector<size_t> Start::equal_parts(const Tensor& whole, const Tensor& part,
+                                       std::string_view name) const {
+  if (whole.numel() != part.numel() * size()) {
+    refuse(std::string(name) + " has " + std::to_string(whole.numel()) + " elements, and not " +
+           std::to_string(size()) + " times " + std::to_string(part.numel()));
+  }
+  return std::vector<size_t>(static_cast<size_t>(size()), static_cast<size_t>(part.numel()));
+}
+
+void Start::same_count(const Tensor& one, const Tensor& other, std::string_view what) const {
+  if (one.numel() == other.numel()) return;
+  refuse(std::string(what) + " have " + std::to_string(one.numel()) + " and " +
+         std::to_string(other.numel()) + " elements");
+}
+
+}  // namespace farspan::dist

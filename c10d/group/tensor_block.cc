@@ -1,0 +1,133 @@
+#include <farspan/c10d/group/tensor_block.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+
+#include <farspan/c10d/values/dtype.h>
+
+namespace farspan::dist {
+
+using at::Tensor;
+
+void check_tensor(const Tensor& tensor, std::string_view operation, std::string_view name) {
+  const auto refuse = [&](std::string what, const char* advice) {
+    throw Error(Code::kInvalidArgument, std::string(name) + " " + what)
+        .operation(std::string(operation))
+        .advice(advice);
+  };
+  if (!tensor.defined()) refuse("is an undefined tensor", "pass a tensor");
+  if (tensor.is_meta()) refuse("is a meta tensor, which has no memory", "give it memory");
+  if (!tensor.device().is_cpu()) {
+    refuse("is on " + tensor.device().str(), "this backend takes CPU tensors: use .cpu()");
+  }
+  if (tensor.layout() != c10::kStrided) {
+    refuse("is not strided", "only all_reduce takes sparse tensors: use .to_dense()");
+  }
+  if (!dtype_to_wire(tensor.scalar_type())) {
+    refuse(std::string("is of type ") + c10::toString(tensor.scalar_type()),
+           "tensors of that type do not travel: convert it");
+  }
+}
+
+DType dtype_of(const Tensor& tensor) { return *dtype_to_wire(tensor.scalar_type()); }
+
+TensorBlock::TensorBlock(const Tensor& tensor, Use use) : tensor_(tensor), use_(use) {
+  const bool in_order = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  if (in_order) {
+    flat_ = tensor;
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  flat_ = use == Use::kWrite
+              ? at::empty(tensor.sizes(), tensor.options().memory_format(c10::nullopt))
+              : tensor.resolve_conj().resolve_neg().contiguous();
+  if (flat_.is_alias_of(tensor_)) flat_ = flat_.clone(at::MemoryFormat::Contiguous);
+}
+
+Block TensorBlock::block() const {
+  return {static_cast<std::byte*>(flat_.data_ptr()), static_cast<size_t>(flat_.numel())};
+}
+
+TensorBlock TensorBlock::joined(const std::vector<Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> rows;
+  for (const Tensor& one : tensors) rows.push_back(one.reshape({-1}));
+  return TensorBlock(at::cat(rows), Use::kRead);
+}
+
+void TensorBlock::split_into(const std::vector<Tensor>& tensors) const {
+  const at::NoGradGuard no_grad;
+  int64_t begin = 0;
+  for (const Tensor& one : tensors) {
+    Tensor(one).copy_(flat_.narrow(0, begin, one.numel()).view(one.sizes()));
+    begin += one.numel();
+  }
+}
+
+void TensorBlock::scale(double factor) const {
+  const at::NoGradGuard no_grad;
+  Tensor(flat_).mul_(factor);
+}
+
+TensorBlock TensorBlock::scaled(double factor) const {
+  const at::NoGradGuard no_grad;
+  TensorBlock copy = *this;
+  copy.flat_ = flat_.mul(factor);
+  return copy;
+}
+
+void TensorBlock::finish() const {
+  if (use_ == Use::kRead) return;
+  if (flat_.is_same(tensor_)) {
+    if (!tensor_.is_inference()) tensor_.unsafeGetTensorImpl()->bump_version();
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  tensor_.copy_(flat_);
+}
+
+TensorBlocks::TensorBlocks(const std::vector<Tensor>& tensors, TensorBlock::Use use) {
+  tensors_.reserve(tensors.size());
+  blocks_.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    tensors_.emplace_back(tensor, use);
+    blocks_.push_back(tensors_.back().block());
+  }
+}
+
+TensorBlocks::TensorBlocks(const Tensor& tensor, const std::vector<size_t>& counts,
+                           TensorBlock::Use use) {
+  tensors_.emplace_back(tensor, use);
+  cut(counts);
+}
+
+void TensorBlocks::cut(const std::vector<size_t>& counts) {
+  std::byte* data = tensors_.front().block().data;
+  const size_t size = tensors_.front().element_size();
+  blocks_.reserve(counts.size());
+  for (const size_t count : counts) {
+    blocks_.push_back({data, count});
+    data += count * size;
+  }
+}
+
+TensorBlocks TensorBlocks::scaled(double factor) const {
+  TensorBlocks copy;
+  for (const TensorBlock& one : tensors_) copy.tensors_.push_back(one.scaled(factor));
+  if (tensors_.size() == blocks_.size()) {
+    for (const TensorBlock& one : copy.tensors_) copy.blocks_.push_back(one.block());
+  } else {
+    std::vector<size_t> counts;
+    for (const Block& block : blocks_) counts.push_back(block.count);
+    copy.cut(counts);
+  }
+  return copy;
+}
+
+void TensorBlocks::finish() const {
+  for (const TensorBlock& tensor : tensors_) tensor.finish();
+}
+
+}  // namespace farspan::dist

@@ -1,0 +1,129 @@
+// The rule under test: c10d/group/README.md, "How a call goes", 2.
+#include <farspan/c10d/group/lane.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "support/errors.h"
+
+namespace farspan::dist {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::code_of;
+
+class Note final : public Lane::Task {
+ public:
+  Note(std::shared_ptr<Lane> lane, std::function<void(uint64_t)> body)
+      : Task(std::move(lane)), body_(std::move(body)) {}
+  void run(uint64_t sequence) noexcept override {
+    body_(sequence);
+    set_value(-1);
+  }
+  void reject() noexcept override { set_error(Error(Code::kShutdown, "rejected")); }
+
+ private:
+  const std::function<void(uint64_t)> body_;
+};
+
+class LaneTest : public ::testing::Test {
+ protected:
+  void TearDown() override { lane_->stop(); }
+
+  Future<int> post(std::function<void(uint64_t)> body) {
+    auto task = std::make_shared<Note>(lane_, std::move(body));
+    const Future<int> future(task);
+    lane_->post(std::move(task));
+    return future;
+  }
+
+  const std::shared_ptr<Lane> lane_ = std::make_shared<Lane>();
+};
+
+TEST_F(LaneTest, TasksRunOneAtATimeInTheOrderOfPosting) {
+  std::vector<uint64_t> seen;  // no lock: that is what the lane is for
+  std::vector<Future<int>> all;
+  for (int i = 0; i < 1000; ++i) all.push_back(post([&](uint64_t n) { seen.push_back(n); }));
+  for (const auto& one : all) one.wait();
+  ASSERT_EQ(seen.size(), 1000u);
+  for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], i + 1);
+  EXPECT_EQ(lane_->count(), 1000u);
+}
+
+TEST_F(LaneTest, WhoeverWaitsRunsWhatIsBeforeHim) {
+  ASSERT_EQ(lane_->try_take(), 1u);  // so that no thread of the lane's comes first
+  std::thread::id ran;
+  const auto one = post([&](uint64_t) { ran = std::this_thread::get_id(); });
+  const auto two = post([](uint64_t) {});
+  std::thread waits([&] { two.wait(); });
+  lane_->release();
+  waits.join();
+  EXPECT_TRUE(one.ready());
+  EXPECT_NE(ran, std::thread::id());
+}
+
+TEST_F(LaneTest, ItsThreadRunsWhatNobodyWaitsFor) {
+  std::atomic<bool> ran{false};
+  post([&](uint64_t) { ran = true; });
+  while (!ran) std::this_thread::yield();
+}
+
+TEST_F(LaneTest, TheTurnIsRefusedWhileOthersAreBefore) {
+  ASSERT_EQ(lane_->try_take(), 1u);
+  EXPECT_EQ(lane_->try_take(), 0u);
+  const auto later = post([](uint64_t sequence) { EXPECT_EQ(sequence, 2u); });
+  lane_->release();
+  later.wait();
+  while (lane_->count() < 3) {
+    if (lane_->try_take() != 0) lane_->release();
+  }
+}
+
+TEST_F(LaneTest, AWaitWithATimeoutReturnsInTime) {
+  std::atomic<bool> go{false};
+  const auto slow = post([&](uint64_t) {
+    while (!go) std::this_thread::yield();
+  });
+  EXPECT_EQ(code_of([&] { slow.wait(20ms); }), Code::kTimeout);
+  go = true;
+  slow.wait();
+}
+
+TEST_F(LaneTest, StoppingRejectsWhatHasNotBegun) {
+  ASSERT_EQ(lane_->try_take(), 1u);
+  const auto waits = post([](uint64_t) { ADD_FAILURE() << "ran"; });
+  lane_->stop();
+  EXPECT_EQ(code_of([&] { waits.wait(); }), Code::kShutdown);
+  EXPECT_EQ(code_of([&] { post([](uint64_t) {}).wait(); }), Code::kShutdown);
+  lane_->release();
+}
+
+TEST_F(LaneTest, ManyThreadsPostWaitAndTakeTheTurn) {
+  int inside = 0;  // no lock
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) {
+        const auto work = [&](uint64_t) {
+          EXPECT_EQ(++inside, 1);
+          --inside;
+        };
+        if (i % 3 == 0 && lane_->try_take() != 0) {
+          work(0);
+          lane_->release();
+        } else {
+          const auto task = post(work);
+          if (i % 2 == 0) task.wait();
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  post([](uint64_t) {}).wait();
+}
+
+}  // namespace
+}  // namespace farspan::dist
