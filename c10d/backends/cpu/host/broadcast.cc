@@ -1,0 +1,31 @@
+#include <farspan/c10d/backends/cpu/host/chunks.h>
+#include <farspan/c10d/backends/cpu/host/collectives.h>
+
+namespace farspan::dist::cpu::host {
+
+// One copy in, one copy out by each of the others.
+void broadcast(Team& team, const Call& call, Block data) {
+  const size_t element = size_of(call.type());
+  const auto bytes = bytes_of(data, element);
+  const bool is_root = call.root() == team.rank();
+  if (bytes.size() <= kSmallBytes) {
+    if (is_root) copy(team.next_small(), bytes);
+    team.enter(call.signature, call.deadline);
+    if (!is_root) copy(bytes, team.small(call.root()));
+    return;
+  }
+  team.enter(call.signature, call.deadline);
+  const Chunks chunks(data, element, team.segment().room_bytes());
+  convey(
+      team, chunks.count(),
+      [&](uint64_t k, std::byte* room) {
+        if (is_root) copy(room, chunks[k]);
+      },
+      [&](uint64_t k) {
+        if (!is_root) copy(chunks[k], put_by(team, call.root(), k));
+      });
+}
+
+void barrier(Team& team, const Call& call) { team.enter(call.signature, call.deadline); }
+
+}  // namespace farspan::dist::cpu::host

@@ -1,0 +1,371 @@
+#include <farspan/c10d/backends/cpu/node.h>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/descriptor.h>
+#include <farspan/c10d/net/host.h>
+
+namespace farspan::dist::cpu {
+namespace {
+
+constexpr Millis kTellingTime{100};  // for a line to one rank, to tell it of a failure
+
+std::string key_of(int rank) { return "node/" + std::to_string(rank); }
+
+}  // namespace
+
+// One word each; a host's name has no blanks.
+std::string Address::text() const {
+  std::ostringstream out;
+  out << "1 " << host << " " << (host_name.empty() ? "host" : host_name) << " " << pid << " "
+      << host_socket;
+  return out.str();
+}
+
+Address Address::parse(const std::string& text) {
+  std::istringstream in(text);
+  int version = 0;
+  Address address;
+  in >> version >> address.host >> address.host_name >> address.pid >> address.host_socket;
+  if (in && version == 1) return address;
+  throw Error(Code::kCorrupt, "the store has '" + text.substr(0, 100) + "' as a rank's address");
+}
+
+Node::Node(int rank, int world_size)
+    : rank_(rank),
+      world_size_(world_size),
+      reactor_({.threads = 2, .name = "farspan-node"}),
+      loop_(std::make_shared<net::Loop>(reactor_.timers())) {}
+
+Node::~Node() { stop(); }
+
+// What the reactor calls holds on to the node meanwhile, and must not be what ends it: its users
+// share a handle of their own, with which it stops.
+std::shared_ptr<Node> Node::handle(std::shared_ptr<Node> node) {
+  Node* const place = node.get();
+  return std::shared_ptr<Node>(place, [node = std::move(node)](Node*) mutable {
+    if (!net::on_reactor_thread()) return node->stop();
+    std::thread([node] { node->stop(); }).detach();
+  });
+}
+
+std::shared_ptr<Node> Node::make(Store& store, int rank, int world_size, Deadline deadline) {
+  const std::shared_ptr<Node> node(new Node(rank, world_size)), shared = handle(node);
+  node->listen();
+  node->meet(store, deadline);
+  return shared;
+}
+
+void Node::listen() {
+  reactor_.add(loop_);
+  net::OwnedDescriptor socket = bind_host_socket(&host_socket_);
+  listening_ = loop_->listen_unix(socket.release(), [this](int descriptor) {
+    net::OwnedDescriptor visitor(descriptor);
+    if (!is_same_user(visitor.get())) {
+      return log(LogLevel::kWarning, "c10d/backends/cpu", "turned away another user's process");
+    }
+    add_line(std::move(visitor), -1);
+  });
+}
+
+void Node::meet(Store& store, Deadline deadline) {
+  Address own;
+  own.host = net::host_id() + "/" + std::to_string(geteuid());
+  char name[65] = "";
+  gethostname(name, sizeof name - 1);
+  own.host_name = name;
+  own.pid = getpid();
+  own.host_socket = host_socket_;
+  store.set(key_of(rank_), own.text());
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_size_; ++rank) keys.push_back(key_of(rank));
+  const Millis left = deadline.is_never()
+                          ? kNoTimeout
+                          : std::max(Millis(1), std::chrono::ceil<Millis>(deadline.remaining()));
+  try {
+    store.wait(keys, left);
+  } catch (const Error& error) {
+    if (error.code() != Code::kTimeout) throw;
+    std::string missing;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (!store.check({key_of(rank)})) {
+        missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      }
+    }
+    throw Error(Code::kTimeout,
+                "ranks " + missing + " of " + std::to_string(world_size_) + " did not come")
+        .advice("start them, or look at their errors");
+  }
+  for (const std::string& text : store.multi_get(keys)) addresses_.push_back(Address::parse(text));
+}
+
+bool Node::shares_host(int rank) const {
+  return addresses_[static_cast<size_t>(rank)].host == addresses_[static_cast<size_t>(rank_)].host;
+}
+
+std::string Node::name_of(int rank) const {
+  const Address& address = addresses_[static_cast<size_t>(rank)];
+  return "rank " + std::to_string(rank) + " (" + address.host_name + ":" +
+         std::to_string(address.pid) + ")";
+}
+
+std::shared_ptr<HostLine> Node::add_line(net::OwnedDescriptor socket, int peer) {
+  const std::weak_ptr<Node> weak = weak_from_this();
+  auto line = std::make_shared<HostLine>(
+      reactor_, std::move(socket),
+      [weak](HostLine& from, const HostMessage& message, net::OwnedDescriptor descriptor) {
+        if (const auto self = weak.lock()) {
+          self->on_message(from, message, std::move(descriptor));
+        }
+      },
+      [weak](HostLine& from) {
+        if (const auto self = weak.lock()) self->on_end(from);
+      });
+  line->set_peer(peer);
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return nullptr;
+    if (peer >= 0) {
+      lines_[peer] = line;
+    } else {
+      visitors_.push_back(line);
+    }
+  }
+  line->open();
+  return line;
+}
+
+// Who asks, dials: two ranks may have a line each to the other.
+std::shared_ptr<HostLine> Node::line_to(int rank, Deadline deadline) {
+  {
+    MutexLock lock(mutex_);
+    const auto found = lines_.find(rank);
+    if (found != lines_.end()) return found->second;
+  }
+  net::OwnedDescriptor socket =
+      dial_host_socket(addresses_[static_cast<size_t>(rank)].host_socket, deadline);
+  HostMessage hello;
+  hello.rank = rank_;
+  auto line = add_line(std::move(socket), rank);
+  if (!line || !line->send(hello)) throw Error(Code::kDisconnected, "its process is gone");
+  return line;
+}
+
+void Node::watch(int rank) noexcept {
+  try {
+    if (shares_host(rank) && rank != rank_) line_to(rank, Deadline::after(Millis(100)));
+  } catch (const Error& error) {
+    if (error.code() == Code::kDisconnected) note_gone(rank);
+  }
+}
+
+void Node::on_message(HostLine& line, const HostMessage& message, net::OwnedDescriptor descriptor) {
+  switch (message.kind) {
+    case HostMessage::kHello:
+      if (message.rank >= 0 && message.rank < world_size_) line.set_peer(message.rank);
+      return;
+    case HostMessage::kAsk:
+      return give(line, message);
+    case HostMessage::kGive:
+      return take(message, std::move(descriptor));
+    case HostMessage::kFail:
+      return note_failure(message.id, message.error());
+  }
+}
+
+// At once, or when this rank has come to its first collective.
+void Node::give(HostLine& line, const HostMessage& asked) {
+  MutexLock lock(mutex_);
+  const auto offer = offers_.find(asked.id);
+  if (offer == offers_.end()) {
+    asked_.emplace(asked.id, line.weak_from_this());
+    return;
+  }
+  HostMessage give;
+  give.kind = HostMessage::kGive;
+  give.id = asked.id;
+  line.send(give, offer->second.memory.get());
+  if (--offer->second.left == 0) offers_.erase(offer);
+}
+
+void Node::take(const HostMessage& given, net::OwnedDescriptor descriptor) {
+  std::optional<Promise<net::OwnedDescriptor>> wanted;
+  {
+    MutexLock lock(mutex_);
+    const auto found = wanted_.find(given.id);
+    if (found == wanted_.end()) return;
+    wanted = found->second.memory;
+    wanted_.erase(found);
+  }
+  wanted->set_value(std::move(descriptor));
+}
+
+void Node::note_failure(uint64_t id, const Error& why) noexcept {
+  std::shared_ptr<Team> team;
+  std::optional<Promise<net::OwnedDescriptor>> wanted;
+  {
+    MutexLock lock(mutex_);
+    failures_.emplace(id, why);
+    for (const Member& member : members_) {
+      if (member.id == id) team = member.team.lock();
+    }
+    const auto found = wanted_.find(id);
+    if (found != wanted_.end()) {
+      wanted = found->second.memory;
+      wanted_.erase(found);
+    }
+  }
+  if (wanted) wanted->set_error(why);
+  if (team) team->fail(why);
+}
+
+// In a reactor's thread, since the lines may have to be made first.
+void Node::tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept {
+  note_failure(id, why);
+  reactor_.timers().add(Clock::now(), [weak = weak_from_this(), id, ranks, why] {
+    const auto self = weak.lock();
+    if (!self) return;
+    for (const int rank : ranks) {
+      if (rank == self->rank_ || !self->shares_host(rank)) continue;
+      try {
+        self->line_to(rank, Deadline::after(kTellingTime))
+            ->send(HostMessage::failure(id, self->rank_, why));
+      } catch (const Error& error) {
+        log(LogLevel::kDebug, "c10d/backends/cpu", error.what());  // it is gone, and needs no word
+      }
+    }
+  });
+}
+
+void Node::on_end(HostLine& line) {
+  const int rank = line.peer();
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return;
+    std::erase_if(visitors_, [&](const auto& one) { return one.get() == &line; });
+    const auto found = lines_.find(rank);
+    if (found != lines_.end() && found->second.get() == &line) lines_.erase(found);
+  }
+  if (rank >= 0) note_gone(rank);
+}
+
+void Node::note_gone(int rank) noexcept {
+  std::vector<std::pair<std::shared_ptr<Team>, int>> teams;
+  std::vector<Promise<net::OwnedDescriptor>> wanted;
+  {
+    MutexLock lock(mutex_);
+    gone_.insert(rank);
+    std::erase_if(members_, [](const Member& member) { return member.team.expired(); });
+    for (const Member& member : members_) {
+      const auto found = std::find(member.ranks.begin(), member.ranks.end(), rank);
+      if (found == member.ranks.end()) continue;
+      if (auto team = member.team.lock()) {
+        teams.emplace_back(std::move(team), static_cast<int>(found - member.ranks.begin()));
+      }
+    }
+    for (const auto& [id, one] : wanted_) {
+      if (one.leader == rank) wanted.push_back(one.memory);
+    }
+  }
+  for (const auto& promise : wanted) {
+    promise.set_error(Error(Code::kDisconnected, name_of(rank) + " is gone"));
+  }
+  for (const auto& [team, place] : teams) team->lose(place);
+}
+
+void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vector<int>& ranks) {
+  MutexLock lock(mutex_);
+  members_.push_back({id, team, ranks});
+  const auto failed = failures_.find(id);
+  if (failed != failures_.end()) team->fail(failed->second);
+  for (size_t place = 0; place < ranks.size(); ++place) {
+    if (gone_.contains(ranks[place])) team->lose(static_cast<int>(place));
+  }
+}
+
+net::SharedMemory Node::lead(uint64_t id, int ranks) {
+  net::SharedMemory memory = net::SharedMemory::create(Segment::bytes_for(ranks));
+  MutexLock lock(mutex_);
+  Offer offer{net::OwnedDescriptor(net::duplicate(memory.descriptor())), ranks - 1};
+  HostMessage give;
+  give.kind = HostMessage::kGive;
+  give.id = id;
+  const auto [begin, end] = asked_.equal_range(id);
+  for (auto asked = begin; asked != end; ++asked) {
+    const auto line = std::static_pointer_cast<HostLine>(asked->second.lock());
+    if (line) line->send(give, offer.memory.get());
+    --offer.left;
+  }
+  asked_.erase(begin, end);
+  if (offer.left > 0) offers_[id] = std::move(offer);
+  return memory;
+}
+
+net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline deadline) {
+  const Promise<net::OwnedDescriptor> promise;
+  auto future = promise.future();
+  {
+    MutexLock lock(mutex_);
+    const auto failed = failures_.find(id);
+    if (failed != failures_.end()) throw failed->second;
+    wanted_.insert_or_assign(id, Wanted{leader, promise});
+  }
+  HostMessage ask;
+  ask.kind = HostMessage::kAsk;
+  ask.id = id;
+  try {
+    const auto line = line_to(leader, deadline);
+    if (!line->send(ask)) throw Error(Code::kDisconnected, "its process is gone");
+    if (!reactor_.wait(*future.state(), deadline, line.get())) {
+      throw Error(Code::kTimeout, name_of(leader) + " has not called it");
+    }
+    return net::SharedMemory::open(std::move(future).wait(), Segment::bytes_for(ranks));
+  } catch (Error& error) {
+    MutexLock lock(mutex_);
+    wanted_.erase(id);
+    throw error.worker(name_of(leader));
+  }
+}
+
+std::shared_ptr<Team> Node::make_team(uint64_t id, const std::vector<int>& ranks,
+                                      Deadline deadline) {
+  const auto size = static_cast<int>(ranks.size());
+  const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  auto memory = self == 0 ? lead(id, size) : follow(id, ranks.front(), size, deadline);
+  std::vector<std::string> names;
+  for (const int rank : ranks) names.push_back(name_of(rank));
+  auto team = std::make_shared<Team>(std::make_shared<Segment>(std::move(memory), size),
+                                     static_cast<int>(self), std::move(names),
+                                     [weak = weak_from_this(), ranks](int place) {
+                                       if (const auto node = weak.lock()) {
+                                         node->watch(ranks[static_cast<size_t>(place)]);
+                                       }
+                                     });
+  enlist(id, team, ranks);
+  return team;
+}
+
+void Node::stop() noexcept {
+  std::vector<std::shared_ptr<HostLine>> lines;
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return;
+    stopped_ = true;
+    lines.swap(visitors_);
+    for (const auto& [rank, line] : lines_) lines.push_back(line);
+    lines_.clear();
+  }
+  listening_.reset();
+  for (const auto& line : lines) line->close();
+  loop_->close();
+  reactor_.stop();
+}
+
+}  // namespace farspan::dist::cpu

@@ -1,0 +1,117 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Node: this process among those of the job: where they all are, the lines to them, and who is
+// gone. One for a default group and all groups made out of it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/backends/cpu/host_line.h>
+#include <farspan/c10d/backends/cpu/team.h>
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/store/store.h>
+
+namespace farspan::dist::cpu {
+
+// Where a rank is; the store has one for each.
+struct Address {
+  std::string host;       // net::host_id() and the user: who shares memory with whom
+  std::string host_name;  // for people
+  int64_t pid = 0;
+  std::string host_socket;  // see bind_host_socket()
+
+  std::string text() const;
+  //   throws  Error kCorrupt
+  static Address parse(const std::string& text);
+};
+
+// Threading: every method from any thread. Lifetime: shared by the groups; stop() ends it.
+class Node : public std::enable_shared_from_this<Node> {
+ public:
+  // Returns when all ranks have come.
+  //   throws  Error kTimeout (names the ranks that are missing), and what the store throws
+  static std::shared_ptr<Node> make(Store& store, int rank, int world_size, Deadline deadline);
+  ~Node();
+
+  int rank() const noexcept { return rank_; }
+  bool shares_host(int rank) const;
+  // "rank 3 (host:pid)".
+  std::string name_of(int rank) const;
+
+  // The team of a group whose ranks all are on this host. The first of them makes its memory, and
+  // the others get it from that one, once it has come as well.
+  //   ranks   in the default group
+  //   throws  Error kTimeout, kDisconnected (names the first rank), kOverloaded
+  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks, Deadline deadline);
+
+  // Tells the ranks of a group that it has failed: for when they cannot see it in its memory, which
+  // not all of them may have yet. Does not block.
+  void tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept;
+
+  // Somebody waits long for this rank: from now on its end is noticed.
+  void watch(int rank) noexcept;
+
+  void stop() noexcept;
+
+ private:
+  struct Member {  // of a team
+    uint64_t id;
+    std::weak_ptr<Team> team;
+    std::vector<int> ranks;
+  };
+  struct Wanted {  // the memory of a group that another rank leads
+    int leader;
+    Promise<net::OwnedDescriptor> memory;
+  };
+
+  struct Offer {
+    net::OwnedDescriptor memory;
+    int left = 0;  // that have not asked yet
+  };
+
+  static std::shared_ptr<Node> handle(std::shared_ptr<Node> node);
+  Node(int rank, int world_size);
+  void listen();
+  void meet(Store& store, Deadline deadline);
+  std::shared_ptr<HostLine> add_line(net::OwnedDescriptor socket, int peer);
+  std::shared_ptr<HostLine> line_to(int rank, Deadline deadline);
+  void on_message(HostLine& line, const HostMessage& message, net::OwnedDescriptor descriptor);
+  void on_end(HostLine& line);
+  void note_gone(int rank) noexcept;
+  net::SharedMemory lead(uint64_t id, int ranks);
+  net::SharedMemory follow(uint64_t id, int leader, int ranks, Deadline deadline);
+  void enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vector<int>& ranks);
+  void give(HostLine& line, const HostMessage& asked);
+  void take(const HostMessage& given, net::OwnedDescriptor descriptor);
+  void note_failure(uint64_t id, const Error& why) noexcept;
+
+  const int rank_, world_size_;
+  std::vector<Address> addresses_;  // by rank; constant after make()
+  net::Reactor reactor_;
+  std::shared_ptr<net::Loop> loop_;
+  std::unique_ptr<net::Loop::Listening> listening_;
+  std::string host_socket_;
+
+  Mutex mutex_;
+  bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
+  std::set<int> gone_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<int, std::shared_ptr<HostLine>> lines_ FARSPAN_GUARDED_BY(mutex_);  // by rank
+  std::vector<std::shared_ptr<HostLine>> visitors_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<Member> members_ FARSPAN_GUARDED_BY(mutex_);
+  // Of the groups that this rank leads: the memory, for those who have not asked yet, and those who
+  // asked before it was there.
+  std::map<uint64_t, Offer> offers_ FARSPAN_GUARDED_BY(mutex_);
+  std::multimap<uint64_t, std::weak_ptr<net::Source>> asked_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<uint64_t, Wanted> wanted_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<uint64_t, Error> failures_ FARSPAN_GUARDED_BY(mutex_);  // of groups
+};
+
+}  // namespace farspan::dist::cpu

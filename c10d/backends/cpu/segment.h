@@ -1,0 +1,71 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Segment: the shared memory through which the ranks of one group on one host exchange data: for
+// each a seat with its flags, and room for what it hands on.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <farspan/c10d/group/signature.h>
+#include <farspan/c10d/net/shared_memory.h>
+
+namespace farspan::dist::cpu {
+
+// A number that only its owner raises, and the others wait for.
+struct alignas(64) Flag {
+  std::atomic<uint64_t> value{0};
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// What one rank shows the others. Lies in shared memory, which begins as zeroes.
+struct alignas(64) SharedSeat {
+  enum Stage { kEntered, kPut, kReduced, kTaken, kStages };
+  std::array<Flag, kStages> flags;
+  alignas(64) std::atomic<uint32_t> asleep{0};     // a futex: 1 while the rank sleeps
+  alignas(64) std::array<Signature, 2> signature;  // of the call entered last, and before
+  std::array<uint64_t, 2> chunks = {};             // of those calls
+  std::atomic<uint32_t> gone{0};                   // 1: its process is; told by whoever has noticed
+  // Written once, before the segment's `failed` is set.
+  alignas(64) uint16_t code = 0;
+  std::array<char, 510> why = {};
+};
+
+struct alignas(64) SharedHeader {
+  std::atomic<uint32_t> failed{0};  // 1 + the rank that told of the first failure
+};
+
+// Handed over together with a call. Holds all_to_all's table, too: so there are at most 512 ranks.
+inline constexpr size_t kSmallBytes = size_t{8} << 10;
+inline constexpr int kMostRanks = kSmallBytes / (2 * sizeof(uint64_t));
+inline constexpr int kDepth = 4;  // chunks that a rank may be ahead
+
+// Threading: see the atomics; seats and rooms are synchronised by the flags.
+class Segment {
+ public:
+  enum Ring { kOwn, kResult, kRings };
+
+  static size_t bytes_for(int ranks);
+  static size_t room_bytes(int ranks);  // of one place in a ring
+
+  Segment(net::SharedMemory memory, int ranks);
+
+  SharedHeader& header() const noexcept;
+  SharedSeat& seat(int rank) const noexcept;
+  // kSmallBytes; the one of two that belongs to a call.
+  std::byte* small(int rank, uint64_t epoch) const noexcept;
+  // room_bytes(); chunks take turns.
+  std::byte* room(int rank, Ring ring, uint64_t chunk) const noexcept;
+
+  int ranks() const noexcept { return ranks_; }
+  size_t room_bytes() const noexcept { return room_bytes_; }
+
+ private:
+  net::SharedMemory memory_;
+  int ranks_;
+  size_t room_bytes_;
+};
+
+}  // namespace farspan::dist::cpu

@@ -1,0 +1,184 @@
+#include <farspan/c10d/backends/cpu/team.h>
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <farspan/c10d/net/spin.h>
+
+namespace farspan::dist::cpu {
+namespace {
+
+constexpr int kPolls = 4000;  // some 50 us, when every rank has a core
+constexpr int kPollsWhenCrowded = 50;
+constexpr int kYields = 100;
+constexpr Millis kLongestSleep{100};  // then the deadline and the others' failures are looked at
+constexpr int kSleepsUntilWatch = 4;  // from then on the end of the other process is noticed
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, Millis timeout) noexcept {
+  const timespec time{timeout.count() / 1000, timeout.count() % 1000 * 1'000'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+int cores() noexcept {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+Team::Team(std::shared_ptr<Segment> segment, int rank, std::vector<std::string> names,
+           OnLongWait on_long_wait)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      names_(std::move(names)),
+      on_long_wait_(std::move(on_long_wait)),
+      crowded_(segment_->ranks() > cores()) {}
+
+void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks) {
+  if (failed()) throw failure();
+  deadline_ = deadline;
+  ++epoch_;
+  const size_t turn = epoch_ % 2;
+  own().signature[turn] = signature;
+  own().chunks[turn] = chunks;
+  publish(Stage::kEntered, mark(0));
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_) continue;
+    wait_for(rank, Stage::kEntered, mark(0));
+    const auto differs = difference(rank_, signature, rank, segment_->seat(rank).signature[turn]);
+    if (!differs) continue;
+    fail(Error(Code::kShapeMismatch, *differs));
+    throw failure();
+  }
+}
+
+uint64_t Team::most_chunks() const noexcept {
+  uint64_t most = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    most = std::max(most, chunks(rank));
+  }
+  return most;
+}
+
+void Team::raise(Stage stage, uint64_t chunks) noexcept { publish(stage, mark(chunks)); }
+
+void Team::await(int rank, Stage stage, uint64_t chunks) { wait_for(rank, stage, mark(chunks)); }
+
+void Team::await_others(Stage stage, uint64_t chunks) {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != rank_) wait_for(rank, stage, mark(chunks));
+  }
+}
+
+// An exchange, for it orders the look at the sleepers behind it.
+void Team::publish(Stage stage, uint64_t value) noexcept {
+  own().flags[stage].value.exchange(value, std::memory_order_seq_cst);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != rank_) wake(rank);
+  }
+}
+
+void Team::wake(int rank) noexcept {
+  std::atomic<uint32_t>& asleep = segment_->seat(rank).asleep;
+  if (asleep.load(std::memory_order_seq_cst) == 0) return;
+  asleep.store(0);
+  futex_wake(asleep);
+}
+
+void Team::wait_for(int rank, Stage stage, uint64_t value) {
+  const int polls = crowded_ ? kPollsWhenCrowded : kPolls;
+  for (int poll = 0; poll < polls; ++poll) {
+    if (reached(rank, stage, value)) return;
+    net::cpu_relax();
+  }
+  for (int turn = 0; crowded_ && turn < kYields; ++turn) {
+    sched_yield();
+    if (reached(rank, stage, value)) return;
+  }
+  sleep_until(rank, stage, value);
+}
+
+void Team::sleep_until(int rank, Stage stage, uint64_t value) {
+  std::atomic<uint32_t>& asleep = own().asleep;
+  for (int sleeps = 0;; ++sleeps) {
+    asleep.store(1, std::memory_order_seq_cst);
+    if (segment_->seat(rank).flags[stage].value.load(std::memory_order_seq_cst) >= value) {
+      asleep.store(0);
+      return;
+    }
+    try {
+      check(rank, stage, value);
+    } catch (...) {
+      asleep.store(0);
+      throw;
+    }
+    const Millis left =
+        std::chrono::ceil<Millis>(std::min<Clock::duration>(deadline_.remaining(), kLongestSleep));
+    futex_wait(asleep, 1, left);
+    if (sleeps == kSleepsUntilWatch && on_long_wait_) on_long_wait_(rank);
+  }
+}
+
+// While this rank waits for another: whether it makes sense to wait on.
+void Team::check(int waited_for, Stage stage, uint64_t value) {
+  if (failed()) throw failure();
+  for (int rank = 0; rank < size(); ++rank) {
+    if (segment_->seat(rank).gone.load() == 0) continue;
+    // It may have done its part before it went: then whoever needs more of it finds out.
+    const bool has_done =
+        rank == waited_for ? reached(rank, stage, value) : reached(rank, Stage::kEntered, mark(0));
+    if (has_done) continue;
+    fail(Error(Code::kDisconnected, names_[static_cast<size_t>(rank)] + " is gone"));
+    throw failure();
+  }
+  if (!deadline_.expired()) return;
+  fail(late(waited_for));
+  throw failure();
+}
+
+void Team::lose(int rank) noexcept {
+  segment_->seat(rank).gone.store(1);
+  for (int other = 0; other < size(); ++other) wake(other);
+}
+
+Error Team::late(int rank) const {
+  std::string who = names_[static_cast<size_t>(rank)];
+  std::string what = segment_->seat(rank).flags[Stage::kEntered].value.load() < mark(0)
+                         ? " has not called it"
+                         : " has called it, and does not go on";
+  return Error(Code::kTimeout, who + what)
+      .worker(who)
+      .advice("look at what it does, or give the operation more time");
+}
+
+void Team::fail(const Error& why) noexcept {
+  SharedSeat& seat = own();
+  const std::string text = why.message();
+  if (!failed() && !told_.exchange(true)) {
+    const size_t size = std::min(text.size(), seat.why.size() - 1);
+    std::memcpy(seat.why.data(), text.data(), size);
+    seat.code = static_cast<uint16_t>(why.code());
+    uint32_t none = 0;
+    segment_->header().failed.compare_exchange_strong(none, static_cast<uint32_t>(rank_) + 1);
+  }
+  for (int rank = 0; rank < size(); ++rank) wake(rank);
+}
+
+Error Team::failure() const {
+  const uint32_t teller = segment_->header().failed.load();
+  const SharedSeat& seat = segment_->seat(static_cast<int>(teller) - 1);
+  Error error(code_from_wire(seat.code), std::string(seat.why.data()));
+  return error.worker(names_[teller - 1]);
+}
+
+}  // namespace farspan::dist::cpu

@@ -1,0 +1,89 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Team: the ranks of a group that share a host. They meet, wait for each other, and fail together,
+// in a Segment.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/backends/cpu/segment.h>
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/time.h>
+
+namespace farspan::dist::cpu {
+
+// Every call begins with enter(): nobody goes on until all have come, so that what a call left in
+// the segment may be overwritten by the next. From then on each raises its flags, chunk by chunk,
+// and waits for those of others. Whoever waits polls for a while, and then sleeps on a futex.
+//
+// Threading: enter(), raise() and await(): one call at a time. fail() and failure(): any thread.
+class Team {
+ public:
+  using Stage = SharedSeat::Stage;
+
+  using OnLongWait = std::function<void(int rank)>;
+  //   names         of the ranks, for errors: "rank 3 (host:pid)"
+  //   on_long_wait  when the calling thread has waited for a while for a rank; may call lose()
+  Team(std::shared_ptr<Segment> segment, int rank, std::vector<std::string> names,
+       OnLongWait on_long_wait = nullptr);
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return segment_->ranks(); }
+  Segment& segment() noexcept { return *segment_; }
+
+  // Begins a call: shows the others what this rank calls, and waits until all have come.
+  //   chunks  that this rank will put; see most_chunks()
+  //   throws  Error kShapeMismatch, and what await() throws
+  void enter(const Signature& signature, Deadline deadline, uint64_t chunks = 0);
+  // Where the data of a small call go, before enter(); then those of each rank.
+  std::byte* next_small() noexcept { return segment_->small(rank_, epoch_ + 1); }
+  const std::byte* small(int rank) const noexcept { return segment_->small(rank, epoch_); }
+  // Of a rank, and the most of all ranks, in this call.
+  uint64_t chunks(int rank) const noexcept { return segment_->seat(rank).chunks[epoch_ % 2]; }
+  uint64_t most_chunks() const noexcept;
+
+  // In a call: this rank has finished a stage of so many chunks.
+  void raise(Stage stage, uint64_t chunks) noexcept;
+  // Waits until a rank has.
+  //   throws  Error kTimeout (names the rank), and the team's failure
+  void await(int rank, Stage stage, uint64_t chunks);
+  // All but this one.
+  void await_others(Stage stage, uint64_t chunks);
+
+  // Ends what is under way on all ranks, and all that comes. The first counts. Does not block.
+  void fail(const Error& why) noexcept;
+  // The rank's process is gone. What does not need it any more goes on.
+  void lose(int rank) noexcept;
+  bool failed() const noexcept { return segment_->header().failed.load() != 0; }
+  Error failure() const;
+
+ private:
+  static constexpr int kChunkBits = 24;
+  uint64_t mark(uint64_t chunks) const noexcept { return (epoch_ << kChunkBits) + chunks; }
+  SharedSeat& own() const noexcept { return segment_->seat(rank_); }
+  bool reached(int rank, Stage stage, uint64_t value) const noexcept {
+    return segment_->seat(rank).flags[stage].value.load(std::memory_order_acquire) >= value;
+  }
+  void publish(Stage stage, uint64_t value) noexcept;
+  void wait_for(int rank, Stage stage, uint64_t value);
+  void sleep_until(int rank, Stage stage, uint64_t value);
+  void wake(int rank) noexcept;
+  void check(int waited_for, Stage stage, uint64_t value);
+  Error late(int rank) const;
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  const std::vector<std::string> names_;
+  const OnLongWait on_long_wait_;
+  const bool crowded_;  // more ranks than cores
+  uint64_t epoch_ = 0;
+  Deadline deadline_;              // of the call
+  std::atomic<bool> told_{false};  // this rank has told of a failure
+};
+
+}  // namespace farspan::dist::cpu

@@ -1,0 +1,151 @@
+// The rule under test: c10d/backends/README.md, "cpu".
+#include <farspan/c10d/backends/cpu/host/collectives.h>
+#include <farspan/c10d/backends/cpu/team.h>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "support/errors.h"
+
+namespace farspan::dist::cpu {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::error_of;
+using ::testing::HasSubstr;
+
+// Ranks on threads over one segment.
+class TeamTest : public ::testing::Test {
+ protected:
+  std::vector<std::unique_ptr<Team>> make(int ranks, Team::OnLongWait on_long_wait = nullptr) {
+    auto segment =
+        std::make_shared<Segment>(net::SharedMemory::create(Segment::bytes_for(ranks)), ranks);
+    std::vector<std::string> names;
+    for (int rank = 0; rank < ranks; ++rank) names.push_back("rank " + std::to_string(rank));
+    std::vector<std::unique_ptr<Team>> teams;
+    for (int rank = 0; rank < ranks; ++rank) {
+      teams.push_back(std::make_unique<Team>(segment, rank, names, on_long_wait));
+    }
+    return teams;
+  }
+
+  static void on_each(const std::vector<std::unique_ptr<Team>>& teams,
+                      const std::function<void(Team&)>& body) {
+    std::vector<std::thread> threads;
+    for (const auto& team : teams) threads.emplace_back([&, one = team.get()] { body(*one); });
+    for (auto& thread : threads) thread.join();
+  }
+
+  static Call all_reduce_call(uint64_t count, Deadline deadline = Deadline::after(60s)) {
+    Call call;
+    call.signature.op = Op::kAllReduce;
+    call.signature.type = static_cast<uint8_t>(DType::INT32);
+    call.signature.count = count;
+    call.deadline = deadline;
+    return call;
+  }
+};
+
+TEST_F(TeamTest, CallsOfAllSizesFollowEachOther) {
+  for (const int ranks : {2, 3, 5}) {
+    const auto teams = make(ranks);
+    on_each(teams, [ranks](Team& team) {
+      for (int round = 0; round < 60; ++round) {
+        const size_t count = std::vector<size_t>{1, 2048, 2049, 40'000, 300'001}[round % 5];
+        std::vector<int32_t> data(count);
+        for (size_t i = 0; i < count; ++i) {
+          data[i] = static_cast<int32_t>(i + static_cast<size_t>(team.rank() + round));
+        }
+        host::all_reduce(team, all_reduce_call(count),
+                         {reinterpret_cast<std::byte*>(data.data()), count});
+        const int offset = ranks * (ranks - 1) / 2 + ranks * round;
+        for (size_t i = 0; i < count; i += 97) {
+          ASSERT_EQ(data[i], static_cast<int32_t>(i) * ranks + offset) << count << " at " << i;
+        }
+      }
+    });
+  }
+}
+
+TEST_F(TeamTest, AFailureIsToldToAllOnce) {
+  const auto teams = make(3);
+  on_each(teams, [](Team& team) {
+    if (team.rank() == 1) {
+      std::this_thread::sleep_for(20ms);  // so that the others sleep; any other order is right, too
+      team.fail(Error(Code::kCancelled, "stop"));
+    }
+    const Error error = error_of([&] { team.enter({}, Deadline::after(60s)); });
+    EXPECT_EQ(error.code(), Code::kCancelled);
+    EXPECT_EQ(error.message(), "stop");
+    EXPECT_EQ(error.worker(), "rank 1");
+    team.fail(Error(Code::kTimeout, "later"));
+    EXPECT_EQ(team.failure().message(), "stop");
+  });
+}
+
+TEST_F(TeamTest, WhoIsGoneEndsTheWaitOfThoseThatNeedHim) {
+  const auto teams = make(3);
+  on_each(teams, [](Team& team) {
+    if (team.rank() == 2) return team.lose(2);
+    const Error error = error_of([&] { team.enter({}, Deadline::after(60s)); });
+    EXPECT_EQ(error.code(), Code::kDisconnected);
+    EXPECT_EQ(error.message(), "rank 2 is gone");
+  });
+}
+
+TEST_F(TeamTest, WhoHasDoneHisPartMayGo) {
+  for (int round = 0; round < 50; ++round) {
+    const auto teams = make(3);
+    on_each(teams, [](Team& team) {
+      std::vector<int32_t> data(30'000, 1);
+      host::all_reduce(team, all_reduce_call(data.size()),
+                       {reinterpret_cast<std::byte*>(data.data()), data.size()});
+      team.lose(team.rank());
+      EXPECT_EQ(data.back(), 3);
+    });
+    EXPECT_FALSE(teams[0]->failed());
+  }
+}
+
+TEST_F(TeamTest, ALongWaitIsToldWithTheRankThatIsWaitedFor) {
+  std::atomic<int> asked{-1};
+  std::vector<std::unique_ptr<Team>> teams;
+  teams = make(2, [&](int rank) {
+    asked = rank;
+    teams[0]->lose(rank);
+  });
+  const Error error = error_of([&] { teams[0]->enter({}, Deadline::after(60s)); });
+  EXPECT_EQ(error.code(), Code::kDisconnected);
+  EXPECT_EQ(asked, 1);
+}
+
+TEST_F(TeamTest, TheDeadlineNamesWhoIsWaitedFor) {
+  const auto teams = make(3);
+  const Error error = error_of([&] { teams[0]->enter({}, Deadline::after(50ms)); });
+  EXPECT_EQ(error.code(), Code::kTimeout);
+  EXPECT_EQ(error.message(), "rank 1 has not called it");
+  // Expect: the others are told when they come, and by whom.
+  const Error told = error_of([&] { teams[2]->enter({}, Deadline::after(60s)); });
+  EXPECT_EQ(told.message(), "rank 1 has not called it");
+  EXPECT_EQ(told.worker(), "rank 0");
+}
+
+TEST(Segment, LeavesNothingAndCannotShrink) {
+  const auto memory = net::SharedMemory::create(8192);
+  EXPECT_NE(ftruncate(memory.descriptor(), 0), 0);
+  const int other = fcntl(memory.descriptor(), F_DUPFD_CLOEXEC, 0);
+  memory.data()[8000] = std::byte{7};
+  const auto again = net::SharedMemory::open(net::OwnedDescriptor(other), 8192);
+  EXPECT_EQ(again.data()[8000], std::byte{7});
+  const int wrong = fcntl(memory.descriptor(), F_DUPFD_CLOEXEC, 0);
+  EXPECT_EQ(error_of([&] { net::SharedMemory::open(net::OwnedDescriptor(wrong), 4096); }).code(),
+            Code::kCorrupt);
+}
+
+}  // namespace
+}  // namespace farspan::dist::cpu
