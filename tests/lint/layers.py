@@ -13,6 +13,7 @@ LAYERS = (
     "c10d/group",
     "c10d/backends",
     "c10d/ddp",
+    "c10d/init",  # the composition root of c10d
     "rpc/wire",
     "rpc/transport",
     "rpc/agent",

@@ -1,0 +1,40 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// init_process_group and destroy_process_group: joining and leaving the default group.
+//
+// Threading: any thread; one at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <farspan/c10d/group/process_group.h>
+#include <farspan/c10d/store/store.h>
+
+namespace farspan::dist {
+
+// Zero, empty or absent: the default, or what the environment says.
+struct InitOptions {
+  int rank = -1;        // RANK
+  int world_size = -1;  // WORLD_SIZE
+  // Where the ranks meet: env://, tcp://host:port, file:///path; or a store of the caller's.
+  std::string init_method = "env://";
+  std::shared_ptr<Store> store;
+  Millis init_timeout{300'000};           // until all ranks have come
+  Millis timeout = kDefaultGroupTimeout;  // of each operation, see ProcessGroup
+};
+
+// Joins the default group, and returns when all its ranks have.
+//   backend  "cpu"
+//   returns  the group; the process keeps it until destroy_process_group()
+//   throws   Error: kInvalidArgument (RANK and the like missing or out of range, no such backend,
+//            joined already), kTimeout (names the ranks that are missing), kAlreadyExists (a rank
+//            that another process has, a port in use), kUnavailable (no store there),
+//            kDisconnected (the store went away), kOverloaded (no descriptors or threads left)
+Group init_process_group(const std::string& backend = "cpu", const InitOptions& options = {});
+
+// Leaves the default group; those made out of it live until their users let go of them.
+//   throws   Error kInvalidArgument: there is none
+void destroy_process_group();
+
+}  // namespace farspan::dist

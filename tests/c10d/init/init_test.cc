@@ -1,0 +1,118 @@
+// The rule under test: c10d/init/init.h.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/init/init.h>
+#include <farspan/c10d/store/hash_store.h>
+
+#include "c10d/store/temporary_folder.h"
+#include "support/errors.h"
+#include "support/processes.h"
+
+namespace farspan::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+dist::InitOptions alone() {
+  dist::InitOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = std::make_shared<dist::HashStore>();
+  return options;
+}
+
+TEST(InitProcessGroup, AWorldOfOneWorks) {
+  EXPECT_FALSE(dist::is_initialized());
+  const dist::Group group = dist::init_process_group("cpu", alone());
+  EXPECT_TRUE(dist::is_initialized());
+  EXPECT_EQ(dist::default_group(), group);
+  EXPECT_EQ(dist::get_rank(), 0);
+  EXPECT_EQ(dist::get_world_size(), 1);
+  const at::Tensor x = at::full({3}, 2.0), list = at::zeros({1, 3});
+  dist::all_reduce(x, {.op = dist::ReduceOp::kAvg});
+  dist::all_gather_into_tensor(list, x);
+  EXPECT_TRUE(at::equal(list[0], at::full({3}, 2.0)));
+  dist::barrier();
+  dist::destroy_process_group();
+  EXPECT_FALSE(dist::is_initialized());
+}
+
+TEST(InitProcessGroup, OneAfterTheOther) {
+  const auto options = alone();  // with one store
+  for (int start = 0; start < 3; ++start) {
+    dist::init_process_group("cpu", options);
+    const Error error = error_of([&] { dist::init_process_group("cpu", options); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("has a default group already"));
+    dist::destroy_process_group();
+  }
+  EXPECT_EQ(code_of([] { dist::destroy_process_group(); }), Code::kInvalidArgument);
+}
+
+TEST(InitProcessGroup, WhatIsWrongIsNamed) {
+  const Error none = error_of([] { dist::barrier(); });
+  EXPECT_EQ(none.code(), Code::kInvalidArgument);
+  EXPECT_THAT(none.what(), HasSubstr("init_process_group()"));
+
+  const Error backend = error_of([] { dist::init_process_group("gloo", alone()); });
+  EXPECT_EQ(backend.code(), Code::kInvalidArgument);
+  EXPECT_THAT(backend.what(), HasSubstr("no backend 'gloo'"));
+  EXPECT_THAT(backend.what(), HasSubstr("cpu"));
+
+  auto options = alone();
+  options.rank = 2;
+  EXPECT_EQ(code_of([&] { dist::init_process_group("cpu", options); }), Code::kInvalidArgument);
+
+  options = alone();
+  options.world_size = 3;
+  options.init_timeout = 100ms;
+  const Error missing = error_of([&] { dist::init_process_group("cpu", options); });
+  EXPECT_EQ(missing.code(), Code::kTimeout);
+  EXPECT_THAT(missing.what(), HasSubstr("ranks 1, 2 of 3 did not come"));
+  EXPECT_FALSE(dist::is_initialized());
+}
+
+// A process of three: reduces, and leaves at once.
+int sum_of_ranks() {
+  dist::InitOptions options;
+  options.init_method = std::getenv("INIT_METHOD");
+  dist::init_process_group("cpu", options);
+  const at::Tensor x = at::full({2}, dist::get_rank() + 1.0);
+  dist::all_reduce(x);
+  const dist::Group others = dist::new_group({0, 2});
+  if (others->rank() >= 0) dist::all_reduce(x, {.group = others});
+  std::printf("sum %g\n", x[0].item<double>());
+  dist::destroy_process_group();
+  return 0;
+}
+
+TEST(InitProcessGroup, ProcessesMeetWhereverTheyAreTold) {
+  const TemporaryFolder folder;
+  const Process::Environment environment = {{"WORLD_SIZE", "3"},
+                                            {"INIT_METHOD", "file://" + folder.file("meet")}};
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (const char* rank : {"0", "1", "2"}) {
+    auto own = environment;
+    own["RANK"] = rank;
+    ranks.push_back(std::make_unique<Process>("sum_of_ranks", own));
+  }
+  for (const auto& rank : ranks) {
+    const Process::End end = rank->wait(60s);
+    EXPECT_EQ(end.status, 0);
+    EXPECT_THAT(end.output, HasSubstr(rank == ranks[1] ? "sum 6" : "sum 12"));
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
+
+int main(int argc, char** argv) {
+  return farspan::testing::run_tests(argc, argv,
+                                     {{"sum_of_ranks", farspan::testing::sum_of_ranks}});
+}

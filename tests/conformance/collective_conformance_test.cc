@@ -1,0 +1,101 @@
+// Every backend, with each rank on a thread of this process, and cpu between processes, too.
+#include <ATen/Parallel.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <farspan/c10d/backends/cpu/cpu.h>
+#include <farspan/c10d/backends/fake/fake.h>
+#include <farspan/c10d/store/file_store.h>
+#include <farspan/c10d/store/hash_store.h>
+
+#include <thread>
+
+#include "c10d/store/temporary_folder.h"
+#include "conformance/collective_suite.h"
+
+namespace farspan::testing {
+namespace {
+
+using Body = std::function<void(int rank)>;
+
+dist::Group make_cpu_group(const std::shared_ptr<dist::Store>& store, int rank, int ranks,
+                           Millis timeout) {
+  dist::BackendContext context;
+  context.store = store;
+  context.group.name = "world";
+  context.group.rank = rank;
+  for (int one = 0; one < ranks; ++one) context.group.ranks.push_back(one);
+  context.deadline = Deadline::after(std::chrono::seconds(60));
+  auto backend = dist::cpu::make_cpu_backend(context);
+  return std::make_shared<dist::ProcessGroup>(context.group, rank, std::move(backend), timeout);
+}
+
+void run_fake(int ranks, Millis timeout, const Body& body) {
+  dist::fake::run_ranks(
+      ranks, [&](int rank, int) { body(rank); }, timeout);
+}
+
+// One rank's part of a case. Nobody leaves before all have ended: who leaves is gone for those that
+// need it still.
+void run_cpu_rank(const std::shared_ptr<dist::Store>& store, int rank, int ranks, Millis timeout,
+                  const Body& body) {
+  try {
+    const dist::CurrentGroup current(make_cpu_group(store, rank, ranks, timeout));
+    try {
+      body(rank);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "rank " << rank << ": " << error.what();
+    }
+    store->add("ended", 1);
+    while (store->add("ended", 0) < ranks)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "rank " << rank << ": " << error.what();
+  }
+}
+
+void run_cpu_in_threads(int ranks, Millis timeout, const Body& body) {
+  const auto store = std::make_shared<dist::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { run_cpu_rank(store, rank, ranks, timeout, body); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Copies of this process, which has no threads then; LibTorch runs single-threaded here.
+void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
+  const TemporaryFolder folder;
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      run_cpu_rank(std::make_shared<dist::FileStore>(folder.file("store")), rank, ranks, timeout,
+                   body);
+      std::fflush(stdout);
+      _exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    pids.push_back(pid);
+  }
+  for (const pid_t pid : pids) {
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0) << "a rank failed";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite,
+                         ::testing::Values(BackendKind{"Fake", run_fake},
+                                           BackendKind{"CpuInThreads", run_cpu_in_threads},
+                                           BackendKind{"CpuInProcesses", run_cpu_in_processes}),
+                         [](const auto& kind) { return kind.param.name; });
+
+// LibTorch's own threads would not survive a fork.
+const bool single_threaded = [] {
+  at::set_num_threads(1);
+  return true;
+}();
+
+}  // namespace
+}  // namespace farspan::testing

@@ -1,0 +1,194 @@
+// The rules under test: c10d/group/README.md: order, groups, and what goes wrong.
+#include <ATen/ATen.h>
+
+#include <thread>
+
+#include "conformance/collective_suite.h"
+
+namespace farspan::testing {
+namespace {
+
+using at::Tensor;
+using dist::ReduceOp;
+
+TEST_P(CollectiveSuite, ABarrierIsLeftWhenAllHaveComeToIt) {
+  on_each(4, [](int rank) {
+    // The clock is the same in all processes of a host.
+    const auto now = [] { return Clock::now().time_since_epoch().count(); };
+    for (int round = 0; round < 20; ++round) {
+      if (round % 4 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      const Tensor come = at::full({1}, now(), at::kLong);
+      dist::barrier();
+      const Tensor left = at::full({1}, now(), at::kLong);
+      dist::all_reduce(come, {.op = ReduceOp::kMax});
+      dist::all_reduce(left, {.op = ReduceOp::kMin});
+      EXPECT_LE(come.item<int64_t>(), left.item<int64_t>());
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, AsynchronousOperationsRunInTheOrderOfTheCalls) {
+  on_each(3, [](int rank) {
+    std::vector<Tensor> tensors;
+    std::vector<dist::Work> works;
+    for (int i = 0; i < 200; ++i) {
+      tensors.push_back(at::full({(i % 7) * 500 + 1}, rank + i * 1.0));
+      works.push_back(dist::all_reduce_async(tensors.back()));
+      if (i % 50 == 49) dist::barrier();
+    }
+    for (size_t i = works.size(); i-- > 0;) {
+      works[i].wait();
+      EXPECT_TRUE(works[i].is_success());
+      const Tensor& got = tensors[i];
+      EXPECT_TRUE(at::equal(got, at::full_like(got, 3.0 * static_cast<double>(i) + 3)));
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, OperationsGoOnWhileNobodyWaits) {
+  on_each(2, [](int) {
+    const Tensor big = at::ones({1'000'000});
+    const dist::Work work = dist::all_reduce_async(big);
+    while (!work.is_completed()) std::this_thread::yield();
+    EXPECT_TRUE(at::equal(big, at::full({1'000'000}, 2.0)));
+  });
+}
+
+TEST_P(CollectiveSuite, GroupsOfSomeRanksWorkBesideEachOther) {
+  on_each(4, [](int rank) {
+    const auto odd = dist::new_group({1, 3}), low = dist::new_group({2, 1, 0});
+    const auto again = dist::new_group({1, 3});
+    EXPECT_EQ(odd->rank(), rank % 2 == 1 ? rank / 2 : -1);
+    EXPECT_EQ(dist::get_world_size(low), 3);
+    if (rank % 2 == 1) {
+      EXPECT_NE(odd->name(), again->name());
+      const Tensor one = at::full({10'000}, rank * 1.0), two = one.clone();
+      const auto work = dist::all_reduce_async(one, {.group = odd});
+      dist::all_reduce(two, {.op = ReduceOp::kMax, .group = again});
+      work.wait();
+      EXPECT_EQ(one[0].item<float>(), 4);
+      EXPECT_EQ(two[0].item<float>(), 3);
+    } else {
+      EXPECT_EQ(code_of([&] { dist::all_reduce(at::ones({1}), {.group = odd}); }),
+                Code::kInvalidArgument);
+    }
+    if (rank < 3) {
+      std::vector<Tensor> list(3);
+      for (Tensor& one : list) one = at::zeros({1});
+      dist::all_gather(list, at::full({1}, rank * 1.0), {.group = low});
+      EXPECT_EQ(list[0].item<float>(), 2);  // in the group's order
+      EXPECT_EQ(list[2].item<float>(), 0);
+    }
+    dist::barrier();
+  });
+}
+
+TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
+  const auto differ = [this](const std::function<void(int)>& call, const std::string& why) {
+    on_each(3, [&](int rank) {
+      const Error error = error_of([&] { call(rank); });
+      EXPECT_EQ(error.code(), Code::kShapeMismatch) << error.what();
+      EXPECT_THAT(error.message(), ::testing::HasSubstr(why));
+      // From then on the group is of no use, and says so.
+      const Error later = error_of([&] { dist::barrier(); });
+      EXPECT_EQ(later.code(), Code::kShapeMismatch);
+      EXPECT_THAT(later.message(), ::testing::HasSubstr("failed before"));
+    });
+  };
+  differ([](int rank) { dist::all_reduce(at::ones({rank == 1 ? 3 : 2})); },
+         "rank 1 calls all_reduce SUM of float32 [3]");
+  differ([](int rank) { dist::all_reduce(at::ones({2}, rank == 2 ? at::kInt : at::kFloat)); },
+         "rank 2 calls all_reduce SUM of int32 [2]");
+  differ([](int rank) { dist::broadcast(at::ones({2}), rank == 0 ? 1 : 0); }, "root 1");
+  differ([](int rank) { rank == 1 ? dist::barrier() : dist::all_reduce(at::ones({2})); },
+         "rank 1 calls barrier");
+  differ(
+      [](int rank) {
+        dist::all_reduce(at::ones({2}), {.op = rank == 0 ? ReduceOp::kMax : ReduceOp::kMin});
+      },
+      "rank 0 calls all_reduce MAX");
+  differ(
+      [](int rank) {
+        const std::vector<int64_t> more = {1, 2, 1}, one(3, 1);
+        dist::all_to_all_single(at::ones({3}), at::ones({rank == 0 ? 4 : 3}), one,
+                                rank == 0 ? more : one);
+      },
+      "rank 0 sends 2 elements to rank 1, which expects 1");
+}
+
+TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {
+  on_each(2, [](int rank) {
+    const auto refused = [](const std::function<void()>& call, const std::string& why) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(why));
+    };
+    const Tensor two = at::ones({2});
+    refused([&] { dist::all_reduce(Tensor()); }, "undefined");
+    refused([&] { dist::broadcast(two, 2); }, "rank 2");
+    refused([&] { dist::broadcast(two, -1); }, "rank -1");
+    refused([&] { dist::all_reduce(two, {.op = ReduceOp::kBand}); }, "BAND of float32");
+    refused([&] { dist::all_reduce(two.to(at::kLong), {.op = ReduceOp::kAvg}); }, "AVG of int64");
+    refused([&] { dist::all_gather({two}, two); }, "1 tensors, and the group 2 ranks");
+    refused([&] { dist::all_gather({two, two.to(at::kInt)}, two); }, "int32");
+    refused([&] { dist::all_gather_into_tensor(at::ones({3}), two); }, "3 elements");
+    refused([&] { dist::scatter(two, {two}, rank); }, "1 tensors");
+    refused([&] { dist::gather(two, {two, two}, 1 - rank); }, "only");
+    refused([&] { dist::reduce_scatter_tensor(two, at::ones({5})); }, "5 elements");
+    refused([&] { dist::all_to_all_single(at::ones({3}), at::ones({3})); }, "3 rows for 2 ranks");
+    refused([&] { dist::all_to_all_single(two, two, {2, 1}, {1, 1}); }, "3 rows");
+    refused([&] { dist::all_to_all_single(two, two, {3, -1}, {1, 1}); }, "split");
+    refused([&] { dist::all_reduce(at::empty({2}, at::TensorOptions().device(at::kMeta))); },
+            "meta");
+    refused([&] { dist::new_group({0, 0}); }, "twice");
+    refused([&] { dist::new_group({0, 5}); }, "rank 5");
+    // Expect: nobody else noticed, and the group goes on.
+    dist::all_reduce(two);
+    EXPECT_EQ(two[0].item<float>(), 2);
+  });
+}
+
+TEST_P(CollectiveSuite, WhoDoesNotComeIsNamedWhenTheTimeIsOver) {
+  on_each(3, [](int rank) {
+    const TimePoint begun = Clock::now();
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    const Error error = error_of(
+        [&] { dist::all_reduce(at::ones({2}), {.timeout = std::chrono::milliseconds(200)}); });
+    EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 2"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("all_reduce SUM of float32 [2], call 1"));
+    EXPECT_LT(Clock::now() - begun, std::chrono::seconds(20));
+  });
+}
+
+TEST_P(CollectiveSuite, AbortEndsWhatIsUnderWayOnAllRanks) {
+  on_each(3, [](int rank) {
+    if (rank == 0) {
+      const auto group = dist::default_group();
+      const dist::Work work = dist::barrier_async();
+      group->abort("enough");
+      const Error error = error_of([&] { work.wait(); });
+      EXPECT_EQ(error.code(), Code::kCancelled) << error.what();
+    } else if (rank == 1) {
+      const Error error = error_of([] { dist::barrier(); });
+      EXPECT_EQ(error.code(), Code::kCancelled) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("enough"));
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, TheLastOperationsAreRemembered) {
+  on_each(2, [](int) {
+    const auto group = dist::default_group();
+    for (int i = 0; i < 300; ++i) dist::all_reduce(at::ones({4}));
+    const auto records = group->history();
+    ASSERT_EQ(records.size(), dist::History::kKept);
+    EXPECT_EQ(records.back().signature.sequence, 300u);
+    EXPECT_EQ(group->sequence(), 300u);
+    EXPECT_THAT(group->dump(),
+                ::testing::HasSubstr("call 300: all_reduce SUM of float32 [4], took"));
+  });
+}
+
+}  // namespace
+}  // namespace farspan::testing

@@ -1,0 +1,55 @@
+// Collectives conformance: what every backend must do, written once. A test file instantiates
+// CollectiveSuite with the backends it knows. The rules: c10d/group/collectives.h.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/group/collectives.h>
+
+#include "support/errors.h"
+
+namespace farspan::testing {
+
+// Runs `body` on each of `ranks` ranks, at once, with their group as the default group.
+using RunRanks =
+    std::function<void(int ranks, Millis timeout, const std::function<void(int rank)>& body)>;
+
+struct BackendKind {
+  std::string name;
+  RunRanks run;
+};
+inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
+
+class CollectiveSuite : public ::testing::TestWithParam<BackendKind> {
+ protected:
+  static constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8};
+
+  void on_each(int ranks, const std::function<void(int rank)>& body,
+               Millis timeout = std::chrono::seconds(60)) {
+    GetParam().run(ranks, timeout, body);
+  }
+};
+
+// What rank `rank` has as input number `salt`: small whole numbers, so that sums and products of
+// eight ranks are exact in every type.
+inline at::Tensor input_of(int rank, int64_t count, at::ScalarType type, int64_t salt = 0) {
+  const at::Tensor index = at::arange(count, at::kLong) + (rank + 1) * 7 + salt * 3;
+  at::Tensor small = (index * index) % 5;
+  if (type == at::kBool) return (index % 3 == 0);
+  if (c10::isComplexType(type)) {
+    const at::Tensor real = small.to(at::kFloat), imaginary = ((index % 3) - 1).to(at::kFloat);
+    return at::complex(real, imaginary).to(type);
+  }
+  if (type != at::kByte && type != at::kUInt16 && type != at::kUInt32 && type != at::kUInt64) {
+    small = small - 2;
+  }
+  return small.to(type);
+}
+
+}  // namespace farspan::testing
