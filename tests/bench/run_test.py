@@ -131,14 +131,14 @@ class RunTest(unittest.TestCase):
         for cases in CASES.values():
             for case in cases:
                 self.assertIn(f"\n{case} ", table)
-        self.assertRegex(table, r"small call p50 unix +us +10 +40 +4.00 +5 +0.50 +>= 4 +met\n")
-        self.assertRegex(table, r"calls per second .* +>= 10 +MISSED\n")
+        self.assertRegex(table, r"small call p50 unix +us +10 +40 +4.00 +5 +0.50 +>= 4 pytorch met\n")
+        self.assertRegex(table, r"calls per second .* +>= 10 pytorch MISSED\n")
 
     def test_a_missed_goal_is_a_failure_only_when_asked(self):
         self.assertEqual(self.bench("--rounds", "1").returncode, 0)
         checked = self.bench("--rounds", "1", "--check")
         self.assertEqual(checked.returncode, 1)
-        self.assertIn("calls per second 128 in flight unix: 0.25 times PyTorch", checked.stderr)
+        self.assertIn("calls per second 128 in flight unix: 0.25 times pytorch", checked.stderr)
 
     def test_a_program_without_a_case_is_named(self):
         self.fake("rpc_bench", "figures(1, without=['tensor 1 MiB tcp'])")
