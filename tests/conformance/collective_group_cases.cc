@@ -3,6 +3,9 @@
 
 #include <thread>
 
+#include <farspan/c10d/group/values.h>
+#include <farspan/c10d/values/codec_struct.h>
+
 #include "conformance/collective_suite.h"
 
 namespace farspan::testing {
@@ -80,6 +83,59 @@ TEST_P(CollectiveSuite, GroupsOfSomeRanksWorkBesideEachOther) {
       EXPECT_EQ(list[2].item<float>(), 0);
     }
     dist::barrier();
+  });
+}
+
+struct Report {
+  int64_t rank = 0;
+  std::string text;
+  Tensor tensor;
+};
+FARSPAN_STRUCT(Report, rank, text, tensor);
+Report report_of(int rank) {
+  return {rank, std::string(static_cast<size_t>(rank) * 40'000, 'x'),
+          at::full({rank, 2}, rank, at::kShort)};
+}
+void expect_report(const Report& got, int rank) {
+  EXPECT_EQ(got.rank, rank);
+  EXPECT_EQ(got.text.size(), static_cast<size_t>(rank) * 40'000);
+  EXPECT_TRUE(at::equal(got.tensor, report_of(rank).tensor));
+}
+
+TEST_P(CollectiveSuite, ValuesOfAnyKindAndSize) {
+  for (const int ranks : {1, 2, 5}) {
+    on_each(ranks, [ranks](int rank) {
+      const auto all = dist::all_gather_value(report_of(rank));
+      ASSERT_EQ(all.size(), static_cast<size_t>(ranks));
+      for (int other = 0; other < ranks; ++other) {
+        expect_report(all[static_cast<size_t>(other)], other);
+      }
+      const int last = ranks - 1;
+      const auto gathered = dist::gather_value(report_of(rank), last);
+      ASSERT_EQ(gathered.size(), rank == last ? static_cast<size_t>(ranks) : 0u);
+      for (size_t other = 0; other < gathered.size(); ++other) {
+        expect_report(gathered[other], static_cast<int>(other));
+      }
+      Report one = report_of(rank);
+      dist::broadcast_value(one, last);
+      expect_report(one, last);
+      std::vector<Report> for_all;
+      for (int other = 0; rank == 0 && other < ranks; ++other) for_all.push_back(report_of(other));
+      expect_report(dist::scatter_value(for_all, 0), rank);
+      EXPECT_EQ(dist::all_gather_value(std::vector<int64_t>(static_cast<size_t>(rank), 7)).back(),
+                std::vector<int64_t>(static_cast<size_t>(last), 7));
+    });
+  }
+}
+
+TEST_P(CollectiveSuite, ValuesOfAnotherTypeAreRefused) {
+  on_each(2, [](int rank) {
+    const Error error = error_of([&] {
+      rank == 0 ? void(dist::all_gather_value(int64_t{1}))
+                : void(dist::all_gather_value(std::string("8 bytes.")));
+    });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("all_gather_value"));
   });
 }
 

@@ -1,0 +1,74 @@
+#include <farspan/c10d/group/values.h>
+
+#include <ATen/ATen.h>
+
+namespace farspan::dist::detail {
+namespace {
+
+Group group_of(const CollectiveOptions& options) {
+  return options.group ? options.group : default_group();
+}
+
+at::Tensor room(int64_t bytes) { return at::empty({bytes}, at::kByte); }
+at::Tensor number(int64_t value) { return at::full({1}, value, at::kLong); }
+
+}  // namespace
+
+bool is_rank(int global_rank, const CollectiveOptions& options) {
+  return group_of(options)->own_global_rank() == global_rank;
+}
+
+std::vector<at::Tensor> all_gather_bytes(const at::Tensor& own, const CollectiveOptions& options) {
+  const at::Tensor sizes = at::empty({group_of(options)->size()}, at::kLong);
+  all_gather_into_tensor(sizes, number(own.numel()), options);
+  std::vector<at::Tensor> all;
+  for (int64_t rank = 0; rank < sizes.numel(); ++rank) {
+    all.push_back(room(sizes[rank].item<int64_t>()));
+  }
+  all_gather(all, own, options);
+  return all;
+}
+
+// A gather's parts are all of one size: that of the largest.
+std::vector<at::Tensor> gather_bytes(const at::Tensor& own, int dst,
+                                     const CollectiveOptions& options) {
+  const at::Tensor largest = number(own.numel());
+  all_reduce(largest, {.op = ReduceOp::kMax, .group = options.group, .timeout = options.timeout});
+  const int64_t bytes = largest.item<int64_t>();
+  const at::Tensor padded = at::zeros({bytes}, at::kByte);
+  padded.narrow(0, 0, own.numel()).copy_(own);
+  std::vector<at::Tensor> all;
+  if (is_rank(dst, options)) {
+    for (int rank = 0; rank < group_of(options)->size(); ++rank) all.push_back(room(bytes));
+  }
+  gather(padded, all, dst, options);
+  return all;
+}
+
+at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptions& options) {
+  const bool is_source = is_rank(src, options);
+  const at::Tensor size = number(is_source ? own.numel() : 0);
+  broadcast(size, src, options);
+  const at::Tensor bytes = is_source ? own : room(size.item<int64_t>());
+  broadcast(bytes, src, options);
+  return bytes;
+}
+
+at::Tensor scatter_bytes(const std::vector<at::Tensor>& own, int src,
+                         const CollectiveOptions& options) {
+  int64_t bytes = 0;
+  for (const at::Tensor& one : own) bytes = std::max(bytes, one.numel());
+  const at::Tensor size = number(bytes);
+  broadcast(size, src, options);
+  bytes = size.item<int64_t>();
+  std::vector<at::Tensor> padded;
+  for (const at::Tensor& one : own) {
+    padded.push_back(at::zeros({bytes}, at::kByte));
+    padded.back().narrow(0, 0, one.numel()).copy_(one);
+  }
+  const at::Tensor mine = room(bytes);
+  scatter(mine, padded, src, options);
+  return mine;
+}
+
+}  // namespace farspan::dist::detail
