@@ -28,20 +28,26 @@ void register_backend(const std::string& name, MakeBackend make) {
       .operation("register_backend");
 }
 
-std::shared_ptr<Backend> make_backend(const std::string& name, const BackendContext& context) {
-  MakeBackend make;
+void check_backend(const std::string& name) {
+  Known& all = known();
+  MutexLock lock(all.mutex);
+  if (all.backends.contains(name)) return;
   std::string names;
-  {
-    Known& all = known();
-    MutexLock lock(all.mutex);
-    const auto found = all.backends.find(name);
-    if (found != all.backends.end()) make = found->second;
-    for (const auto& [one, unused] : all.backends) names += (names.empty() ? "" : ", ") + one;
-  }
-  if (make) return make(context);
+  for (const auto& [one, unused] : all.backends) names += (names.empty() ? "" : ", ") + one;
   throw Error(Code::kInvalidArgument, "there is no backend '" + name + "'")
       .operation("init_process_group")
       .advice("take one of: " + names);
+}
+
+std::shared_ptr<Backend> make_backend(const std::string& name, const BackendContext& context) {
+  check_backend(name);
+  MakeBackend make;
+  {
+    Known& all = known();
+    MutexLock lock(all.mutex);
+    make = all.backends.at(name);
+  }
+  return make(context);
 }
 
 }  // namespace farspan::dist

@@ -27,13 +27,13 @@ struct Block {
   size_t count = 0;
 };
 
-// One collective, as one rank calls it. All blocks are of signature.type.
+// One collective, as one rank calls it.
 struct Call {
   Signature signature;
+  DType type = {};    // of the blocks: the signature's, unless an operation takes several calls
   double factor = 1;  // of PREMUL_SUM
   Deadline deadline;
 
-  DType type() const noexcept { return static_cast<DType>(signature.type); }
   ReduceOp::Kind reduce() const noexcept { return static_cast<ReduceOp::Kind>(signature.reduce); }
   int root() const noexcept { return signature.root; }
 };
@@ -103,7 +103,7 @@ class Backend {
   virtual void abort(const Error& why) noexcept = 0;
 
   // This rank calls nothing more: what is under way here ends with kShutdown. Other ranks that need
-  // it see that it is gone. Does not block.
+  // it see that it has left. Does not block.
   virtual void leave() noexcept = 0;
 
   // The same way to exchange bytes among some of its ranks. Local: no rank is asked.
@@ -123,6 +123,7 @@ using MakeBackend = std::function<std::shared_ptr<Backend>(const BackendContext&
 //   throws  Error kAlreadyExists
 void register_backend(const std::string& name, MakeBackend make);
 //   throws  Error kInvalidArgument: names those that are known
+void check_backend(const std::string& name);
 std::shared_ptr<Backend> make_backend(const std::string& name, const BackendContext& context);
 
 }  // namespace farspan::dist

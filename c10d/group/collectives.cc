@@ -27,9 +27,10 @@ auto plan_all_reduce(const Tensor& tensor, const ReduceOptions& options) {
   start.tensor(tensor, "the tensor").reduction(options.op);
   const TensorBlock data(tensor, Use::kReadWrite);
   return start.plan(options, [data](Backend& backend, const Call& call) {
-    if (call.reduce() == ReduceOp::kPremulSum) data.scale(call.factor);
-    backend.all_reduce(call, data.block());
-    data.finish();
+    const bool scaled = call.reduce() == ReduceOp::kPremulSum;
+    const TensorBlock own = scaled ? data.scaled(call.factor) : data;
+    backend.all_reduce(call, own.block());
+    own.finish();
   });
 }
 
@@ -38,7 +39,8 @@ auto plan_all_reduce_coalesced(const std::vector<Tensor>& tensors, const ReduceO
   if (tensors.empty()) start.refuse("the list of tensors is empty");
   start.tensor(tensors.front(), "the first tensor").reduction(options.op);
   for (const Tensor& one : tensors) start.also(one, "a tensor of the list");
-  start.shapes_of(tensors);
+  start.number_and_shapes_of(tensors);
+  for (const Tensor& one : tensors) check_written(one);
   return start.plan(options, [tensors](Backend& backend, const Call& call) {
     const TensorBlock data = TensorBlock::joined(tensors);
     if (call.reduce() == ReduceOp::kPremulSum) data.scale(call.factor);

@@ -14,13 +14,29 @@ namespace {
 
 using Use = TensorBlock::Use;
 
+// Memory that is read must not be written before: `in` is copied where it shares some with `out`,
+// but for the place of this rank's own part.
+TensorBlock apart(const TensorBlock& in, const TensorBlocks& out, size_t self) {
+  std::vector<Block> own(out.blocks().size());
+  if (!own.empty()) own[self] = in.block();
+  return overlap(own, out.blocks(), in.element_size()) ? in.moved() : in;
+}
+TensorBlocks apart(const TensorBlocks& in, const TensorBlock& out, size_t self) {
+  std::vector<Block> own(in.blocks().size());
+  if (!own.empty()) own[self] = out.block();
+  return overlap(in.blocks(), own, out.element_size()) ? in.moved() : in;
+}
+TensorBlocks apart(const TensorBlocks& in, const TensorBlocks& out, size_t element_size) {
+  return overlap(in.blocks(), out.blocks(), element_size) ? in.moved() : in;
+}
+
 auto plan_all_gather(const std::vector<Tensor>& tensor_list, const Tensor& tensor,
                      const CollectiveOptions& options) {
   Start start(Op::kAllGather, options.group);
   start.tensor(tensor, "the tensor").list(tensor_list, "tensor_list").shapes_of(tensor_list);
   start.same_count(tensor, tensor_list[start.rank()], "the tensor and its place in tensor_list");
-  const TensorBlock in(tensor, Use::kRead);
   const TensorBlocks out(tensor_list, Use::kWrite);
+  const TensorBlock in = apart(TensorBlock(tensor, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.all_gather(call, in.block(), out.blocks());
     out.finish();
@@ -32,7 +48,7 @@ auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
   Start start(Op::kAllGather, options.group);
   start.tensor(input, "input").also(output, "output");
   const TensorBlocks out(output, start.equal_parts(output, input, "output"), Use::kWrite);
-  const TensorBlock in(input, Use::kRead);
+  const TensorBlock in = apart(TensorBlock(input, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.all_gather(call, in.block(), out.blocks());
     out.finish();
@@ -49,8 +65,8 @@ auto plan_gather(const Tensor& tensor, const std::vector<Tensor>& gather_list, i
   } else if (!gather_list.empty()) {
     start.refuse("gather_list is for rank " + std::to_string(dst) + " only");
   }
-  const TensorBlock in(tensor, Use::kRead);
   const TensorBlocks out(gather_list, Use::kWrite);
+  const TensorBlock in = apart(TensorBlock(tensor, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.gather(call, in.block(), out.blocks());
     out.finish();
@@ -67,8 +83,8 @@ auto plan_scatter(const Tensor& tensor, const std::vector<Tensor>& scatter_list,
   } else if (!scatter_list.empty()) {
     start.refuse("scatter_list is for rank " + std::to_string(src) + " only");
   }
-  const TensorBlocks in(scatter_list, Use::kRead);
   const TensorBlock out(tensor, Use::kWrite);
+  const TensorBlocks in = apart(TensorBlocks(scatter_list, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.scatter(call, in.blocks(), out.block());
     out.finish();
@@ -81,8 +97,8 @@ auto plan_reduce_scatter(const Tensor& output, const std::vector<Tensor>& input_
   start.tensor(output, "output").reduction(options.op).list(input_list, "input_list");
   start.shapes_of(input_list);
   start.same_count(output, input_list[start.rank()], "output and its place in input_list");
-  const TensorBlocks in(input_list, Use::kRead);
   const TensorBlock out(output, Use::kWrite);
+  const TensorBlocks in = apart(TensorBlocks(input_list, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlocks own = scaled ? in.scaled(call.factor) : in;
@@ -95,8 +111,9 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input,
                                 const ReduceOptions& options) {
   Start start(Op::kReduceScatter, options.group);
   start.tensor(output, "output").reduction(options.op).also(input, "input");
-  const TensorBlocks in(input, start.equal_parts(input, output, "input"), Use::kRead);
   const TensorBlock out(output, Use::kWrite);
+  const auto counts = start.equal_parts(input, output, "input");
+  const TensorBlocks in = apart(TensorBlocks(input, counts, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlocks own = scaled ? in.scaled(call.factor) : in;
@@ -105,8 +122,9 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input,
   });
 }
 
-auto plan_all_to_all(Start start, TensorBlocks out, TensorBlocks in,
+auto plan_all_to_all(Start start, TensorBlocks out, TensorBlocks parts, size_t element_size,
                      const CollectiveOptions& options) {
+  TensorBlocks in = apart(parts, out, element_size);
   return start.plan(options,
                     [out = std::move(out), in = std::move(in)](Backend& backend, const Call& call) {
                       backend.all_to_all(call, in.blocks(), out.blocks());
@@ -123,7 +141,8 @@ auto plan_all_to_all(const std::vector<Tensor>& output_list, const std::vector<T
   const size_t self = start.rank();
   start.same_count(input_list[self], output_list[self], "this rank's own input and output");
   return plan_all_to_all(std::move(start), TensorBlocks(output_list, Use::kWrite),
-                         TensorBlocks(input_list, Use::kRead), options);
+                         TensorBlocks(input_list, Use::kRead), input_list.front().element_size(),
+                         options);
 }
 
 // How many elements each rank has of a tensor that is split by rows.
@@ -172,7 +191,7 @@ auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
     start.refuse("this rank's own splits of input and output differ");
   }
   return plan_all_to_all(std::move(start), TensorBlocks(output, out, Use::kWrite),
-                         TensorBlocks(input, in, Use::kRead), options);
+                         TensorBlocks(input, in, Use::kRead), input.element_size(), options);
 }
 
 }  // namespace

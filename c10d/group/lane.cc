@@ -10,7 +10,8 @@
 namespace farspan::dist {
 namespace {
 
-constexpr std::chrono::seconds kIdleTime{2};  // until the thread ends
+constexpr std::chrono::seconds kIdleTime{2};   // until the thread ends
+constexpr std::chrono::seconds kLookAgain{1};  // whether a waiting thread can help
 
 }  // namespace
 
@@ -92,17 +93,20 @@ void Lane::loop() {
   has_thread_ = false;
 }
 
-// Runs what is queued until `until` is ready, or nothing is left.
+// Runs what is queued until `until` is ready, or nothing is left, or somebody else is at it.
 void Lane::work_off_locked(FutureCore* until) {
-  taken_ = true;
-  while (!queue_.empty() && !(until && until->ready())) {
+  while (!taken_ && !queue_.empty() && !(until && until->ready())) {
     const std::shared_ptr<Task> task = std::move(queue_.front());
     queue_.pop_front();
+    taken_ = true;
     mutex_.unlock();
     task->run(task->sequence_);
     mutex_.lock();
+    taken_ = false;
+    mutex_.unlock();
+    task->complete();
+    mutex_.lock();
   }
-  taken_ = false;
 }
 
 // The caller waits for the task: it runs it itself, with what is before it, if it can.
@@ -114,9 +118,13 @@ void Lane::help(Task& task) {
 }
 
 bool Lane::Task::block(Deadline deadline) {
-  // A call may take longer than the caller wants to wait.
-  if (deadline.is_never()) lane_->help(*this);
-  return ready() || sleep(deadline);
+  while (true) {
+    // A call may take longer than the caller wants to wait.
+    if (deadline.is_never()) lane_->help(*this);
+    // Now and then: there may be no thread to be had for the lane.
+    if (ready() || sleep(earlier(deadline, Deadline::after(kLookAgain)))) return true;
+    if (deadline.expired()) return false;
+  }
 }
 
 }  // namespace farspan::dist

@@ -26,9 +26,11 @@ class Lane : public std::enable_shared_from_this<Lane> {
    public:
     explicit Task(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
 
-    // Ends by completing the future, whatever happens; must not throw.
     virtual void run(uint64_t sequence) noexcept = 0;
-    // In place of run().
+    // After run(), when others have the turn already: completes the future, whose callbacks may
+    // call the group again.
+    virtual void complete() noexcept = 0;
+    // In place of both.
     virtual void reject() noexcept = 0;
 
    protected:

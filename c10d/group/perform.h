@@ -33,7 +33,8 @@ void perform(Plan<Body>& plan, uint64_t record, Deadline deadline, TimePoint cal
   try {
     group.check_usable(plan.signature);
     try {
-      plan.body(group.backend(), Call{plan.signature, plan.factor, deadline});
+      const auto type = static_cast<DType>(plan.signature.type);
+      plan.body(group.backend(), Call{plan.signature, type, plan.factor, deadline});
     } catch (...) {
       throw group.fail(to_error(std::current_exception()), plan.signature, Clock::now() - called);
     }
@@ -67,12 +68,16 @@ class CollectiveTask final : public Lane::Task {
     plan_->group->records().begin(record_, sequence, Clock::now());
     try {
       perform(*plan_, record_, deadline_, called_);
-      let_go();
-      set_value(-1);
     } catch (...) {
-      const Error error = to_error(std::current_exception());
-      let_go();
-      set_error(error);
+      failure_ = to_error(std::current_exception());
+    }
+  }
+  void complete() noexcept override {
+    let_go();
+    if (failure_) {
+      set_error(*failure_);
+    } else {
+      set_value(-1);
     }
   }
   void reject() noexcept override {
@@ -91,6 +96,7 @@ class CollectiveTask final : public Lane::Task {
   std::optional<Plan<Body>> plan_;
   const uint64_t record_;
   const Deadline deadline_;
+  std::optional<Error> failure_;
 };
 
 }  // namespace detail

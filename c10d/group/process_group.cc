@@ -51,8 +51,15 @@ ProcessGroup::ProcessGroup(GroupSpec spec, int own_global_rank, std::shared_ptr<
       backend_(std::move(backend)),
       timeout_(timeout) {}
 
-ProcessGroup::~ProcessGroup() {
+ProcessGroup::~ProcessGroup() { shutdown(); }
+
+void ProcessGroup::shutdown() noexcept {
   if (!backend_) return;
+  {
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = Error(Code::kShutdown, "this rank has left the group");
+    failed_ = true;
+  }
   backend_->leave();
   lane_->stop();
 }
@@ -136,6 +143,8 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
     if (!failure_) failure_ = error;
     failed_ = true;
   }
+  // Others cannot know of what went wrong on this side of the backend.
+  backend_->abort(error);
   if (error.code() == Code::kTimeout) log(LogLevel::kWarning, "c10d/group", dump());
   return error;
 }

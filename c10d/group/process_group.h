@@ -33,7 +33,7 @@ inline constexpr Millis kDefaultGroupTimeout{1'800'000};  // half an hour, as Py
 //
 // Threading: every method from any thread. Calls of one group from several threads need an order
 //            of their own, since it must be the same on every rank; other groups do not wait.
-// Lifetime:  shared by its users. The last one ends it, and what is under way on it.
+// Lifetime:  shared by its users and by what is under way on it; the last one shuts it down.
 class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   // `backend` is null on a process that is not one of the ranks.
@@ -66,6 +66,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   // Collectives called so far, on this rank.
   uint64_t sequence() const { return lane_->count(); }
 
+  // Leaves the group: what is under way here ends with kShutdown, and so does all that is called
+  // later. Waits for what runs just now to end.
+  void shutdown() noexcept;
   // Ends what is under way, here and on the other ranks, with kCancelled. Never blocks.
   void abort(const std::string& why = "abort() was called") noexcept;
   // Why the group is of no use, if it is.

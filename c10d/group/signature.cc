@@ -63,7 +63,7 @@ std::string describe(const Signature& signature) {
     text += " " + std::string(name_of(static_cast<ReduceOp::Kind>(signature.reduce)));
   }
   text += " of " + std::string(name_of(static_cast<DType>(signature.type)));
-  if (signature.sizes_hash != 0) {
+  if (signature.sizes_hash != 0 && signature.op != Op::kSparseAllReduce) {
     text += ", " + std::to_string(signature.count) + " elements in parts";
   } else {
     text += " [";
@@ -71,6 +71,9 @@ std::string describe(const Signature& signature) {
       text += (i ? ", " : "") + std::to_string(signature.shape[i]);
     }
     text += "]";
+  }
+  if (signature.op == Op::kSparseAllReduce) {
+    text += ", sparse_dim " + std::to_string(signature.sizes_hash);
   }
   if (has_root(signature.op)) text += ", root " + std::to_string(signature.root);
   return text;

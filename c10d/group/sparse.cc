@@ -21,7 +21,7 @@ std::vector<Tensor> all_gather_rows(Backend& backend, Call call, const Tensor& t
     shape[0] = count;
     all.push_back(at::empty(shape, tensor.options()));
   }
-  call.signature.type = static_cast<uint8_t>(dtype_of(tensor));
+  call.type = dtype_of(tensor);
   const TensorBlock in(tensor, Use::kRead);
   const TensorBlocks out(all, Use::kWrite);
   backend.all_gather(call, in.block(), out.blocks());
@@ -39,12 +39,14 @@ Plan<std::function<void(Backend&, const Call&)>> plan_sparse_all_reduce(
   }
   const at::NoGradGuard no_grad;
   const Tensor own = tensor.coalesce();
-  start.tensor(own._values(), "the tensor").shape(tensor.sizes()).reduction(options.op);
+  start.tensor(own._values(), "the tensor").sparse(tensor.sizes(), tensor.sparse_dim());
+  start.reduction(options.op);
   const auto ranks = static_cast<size_t>(start.size());
   return start.plan(
       options, std::function<void(Backend&, const Call&)>([tensor, own, ranks](Backend& backend,
                                                                                const Call& call) {
-        const at::NoGradGuard guard;
+        const at::NoGradGuard no_grads;
+        const c10::InferenceMode inference(tensor.is_inference());
         const Tensor count = at::full({1}, own._nnz(), at::kLong);
         std::vector<int64_t> rows;
         for (const Tensor& one :

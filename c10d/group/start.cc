@@ -27,9 +27,10 @@ Start& Start::tensor(const Tensor& tensor, std::string_view name) {
   return *this;
 }
 
-Start& Start::shape(at::IntArrayRef shape) {
+Start& Start::sparse(at::IntArrayRef shape, int64_t sparse_dim) {
   own_sizes();
   signature_.count = static_cast<uint64_t>(c10::multiply_integers(shape));
+  signature_.sizes_hash = static_cast<uint64_t>(sparse_dim);
   set_shape(signature_, shape);
   return *this;
 }
@@ -71,6 +72,18 @@ Start& Start::shapes_of(const std::vector<Tensor>& tensors) {
     signature_.count = total;
     signature_.sizes_hash = hash | 1;
   }
+  return *this;
+}
+
+Start& Start::number_and_shapes_of(const std::vector<Tensor>& tensors) {
+  uint64_t hash = 0xcbf29ce484222325u ^ tensors.size(), total = 0;
+  for (const Tensor& one : tensors) {
+    hash = (hash ^ static_cast<uint64_t>(one.numel())) * 0x100000001b3u;
+    total += static_cast<uint64_t>(one.numel());
+  }
+  own_sizes();
+  signature_.count = total;
+  signature_.sizes_hash = hash | 1;
   return *this;
 }
 

@@ -25,13 +25,16 @@ class Start {
 
   // The tensor that says what this rank sends or gets; its shape is the same on all ranks.
   Start& tensor(const at::Tensor& tensor, std::string_view name);
-  Start& shape(at::IntArrayRef shape);
   // Another one, of the same type.
   Start& also(const at::Tensor& tensor, std::string_view name);
   // One for each rank, of the same type.
   Start& list(const std::vector<at::Tensor>& tensors, std::string_view name);
   // The shapes are those of a list, which is the same on all ranks, in place of the tensor's.
   Start& shapes_of(const std::vector<at::Tensor>& tensors);
+  // As shapes_of(), of any number of tensors, which is the same on all ranks.
+  Start& number_and_shapes_of(const std::vector<at::Tensor>& tensors);
+  // Of a sparse tensor.
+  Start& sparse(at::IntArrayRef shape, int64_t sparse_dim);
   // This rank's sizes are its own affair.
   Start& own_sizes();
   Start& root(int global_rank);

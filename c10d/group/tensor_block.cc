@@ -1,7 +1,9 @@
 #include <farspan/c10d/group/tensor_block.h>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <string>
 
@@ -33,11 +35,23 @@ void check_tensor(const Tensor& tensor, std::string_view operation, std::string_
 
 DType dtype_of(const Tensor& tensor) { return *dtype_to_wire(tensor.scalar_type()); }
 
+void check_written(const Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  throw Error(Code::kInvalidArgument, "elements of a tensor that is written to share memory")
+      .advice("an expanded tensor has too few: use .clone()");
+}
+
 TensorBlock::TensorBlock(const Tensor& tensor, Use use) : tensor_(tensor), use_(use) {
+  if (use != Use::kRead) check_written(tensor);
   const bool in_order = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (in_order) {
     flat_ = tensor;
     return;
+  }
+  if (dtype_of(tensor) > DType::BITS16) {  // LibTorch cannot copy these element by element
+    throw Error(Code::kInvalidArgument, "a tensor of " + std::string(name_of(dtype_of(tensor))) +
+                                            " that is not contiguous cannot be copied")
+        .advice("use .contiguous()");
   }
   const at::NoGradGuard no_grad;
   flat_ = use == Use::kWrite
@@ -61,6 +75,8 @@ void TensorBlock::split_into(const std::vector<Tensor>& tensors) const {
   const at::NoGradGuard no_grad;
   int64_t begin = 0;
   for (const Tensor& one : tensors) {
+    // The thread that performs it is not always the one that has called it.
+    const c10::InferenceMode inference(one.is_inference());
     Tensor(one).copy_(flat_.narrow(0, begin, one.numel()).view(one.sizes()));
     begin += one.numel();
   }
@@ -68,7 +84,15 @@ void TensorBlock::split_into(const std::vector<Tensor>& tensors) const {
 
 void TensorBlock::scale(double factor) const {
   const at::NoGradGuard no_grad;
+  const c10::InferenceMode inference(flat_.is_inference());
   Tensor(flat_).mul_(factor);
+}
+
+TensorBlock TensorBlock::moved() const {
+  const at::NoGradGuard no_grad;
+  TensorBlock copy = *this;
+  copy.flat_ = flat_.clone(at::MemoryFormat::Contiguous);
+  return copy;
 }
 
 TensorBlock TensorBlock::scaled(double factor) const {
@@ -85,6 +109,7 @@ void TensorBlock::finish() const {
     return;
   }
   const at::NoGradGuard no_grad;
+  const c10::InferenceMode inference(tensor_.is_inference());
   tensor_.copy_(flat_);
 }
 
@@ -113,9 +138,10 @@ void TensorBlocks::cut(const std::vector<size_t>& counts) {
   }
 }
 
-TensorBlocks TensorBlocks::scaled(double factor) const {
+template <class Change>
+TensorBlocks TensorBlocks::changed(const Change& change) const {
   TensorBlocks copy;
-  for (const TensorBlock& one : tensors_) copy.tensors_.push_back(one.scaled(factor));
+  for (const TensorBlock& one : tensors_) copy.tensors_.push_back(change(one));
   if (tensors_.size() == blocks_.size()) {
     for (const TensorBlock& one : copy.tensors_) copy.blocks_.push_back(one.block());
   } else {
@@ -126,8 +152,52 @@ TensorBlocks TensorBlocks::scaled(double factor) const {
   return copy;
 }
 
+TensorBlocks TensorBlocks::scaled(double factor) const {
+  return changed([factor](const TensorBlock& one) { return one.scaled(factor); });
+}
+
+TensorBlocks TensorBlocks::moved() const {
+  return changed([](const TensorBlock& one) { return one.moved(); });
+}
+
 void TensorBlocks::finish() const {
   for (const TensorBlock& tensor : tensors_) tensor.finish();
+}
+
+namespace {
+
+// The memory from the first to the last byte of some blocks.
+struct Range {
+  const std::byte* begin;
+  const std::byte* end;
+  bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+Range range_of(const Block& block, size_t element_size) {
+  return {block.data, block.data + block.count * element_size};
+}
+Range range_of(std::span<const Block> blocks, size_t element_size) {
+  Range all{nullptr, nullptr};
+  for (const Block& block : blocks) {
+    const Range one = range_of(block, element_size);
+    if (block.count == 0) continue;
+    if (!all.begin || one.begin < all.begin) all.begin = one.begin;
+    if (one.end > all.end) all.end = one.end;
+  }
+  return all;
+}
+
+}  // namespace
+
+bool overlap(std::span<const Block> in, std::span<const Block> out, size_t element_size) {
+  if (!range_of(in, element_size).meets(range_of(out, element_size))) return false;
+  for (size_t i = 0; i < in.size(); ++i) {
+    for (size_t j = 0; j < out.size(); ++j) {
+      const bool same = i == j && in[i].data == out[j].data && in[i].count == out[j].count;
+      if (same || in[i].count == 0 || out[j].count == 0) continue;
+      if (range_of(in[i], element_size).meets(range_of(out[j], element_size))) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace farspan::dist

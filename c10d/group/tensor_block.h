@@ -16,6 +16,8 @@ namespace farspan::dist {
 // Why a tensor cannot take part, as an Error: not defined, not on the CPU, sparse, quantized.
 void check_tensor(const at::Tensor& tensor, std::string_view operation, std::string_view name);
 DType dtype_of(const at::Tensor& tensor);
+// Why results cannot be written to it: elements that share memory.
+void check_written(const at::Tensor& tensor);
 
 // Holds on to a tensor, and to a copy of it where its own memory is not in order.
 //
@@ -34,6 +36,8 @@ class TensorBlock {
   // Multiplies the elements: here, or in a copy, which is written back where this would be.
   void scale(double factor) const;
   TensorBlock scaled(double factor) const;
+  // The same elements in other memory, which is written back where this would be.
+  TensorBlock moved() const;
   // Writes a copy back to where the results are wanted, and tells autograd of the change.
   void finish() const;
   // Writes to each of the tensors its part of joined().
@@ -55,13 +59,19 @@ class TensorBlocks {
 
   std::span<const Block> blocks() const noexcept { return blocks_; }
   TensorBlocks scaled(double factor) const;
+  TensorBlocks moved() const;
   void finish() const;
 
  private:
+  template <class Change>
+  TensorBlocks changed(const Change& change) const;
   void cut(const std::vector<size_t>& counts);
 
   std::vector<TensorBlock> tensors_;  // as many as blocks_, or one that they are parts of
   std::vector<Block> blocks_;
 };
+
+// Whether memory of one list is also that of another: but for in[i] and out[i] that are the same.
+bool overlap(std::span<const Block> in, std::span<const Block> out, size_t element_size);
 
 }  // namespace farspan::dist

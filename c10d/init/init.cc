@@ -83,6 +83,7 @@ Group init_process_group(const std::string& backend, const InitOptions& options)
       throw Error(Code::kInvalidArgument, "this process has a default group already")
           .advice("call destroy_process_group() first");
     }
+    check_backend(backend);
     auto made = std::make_unique<Joined>();
     Group group = join(backend, options, *made);
     joined = std::move(made);
@@ -99,8 +100,9 @@ void destroy_process_group() {
     throw Error(Code::kInvalidArgument, "there is no default group")
         .operation("destroy_process_group");
   }
-  set_default_group(nullptr);
+  const Group group = set_default_group(nullptr);
   wait_for_the_last(*joined);
+  if (group) group->shutdown();
   joined.reset();
 }
 

@@ -1,5 +1,6 @@
 // The rules under test: c10d/group/README.md: order, groups, and what goes wrong.
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <thread>
 
@@ -172,6 +173,109 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
       "rank 0 sends 2 elements to rank 1, which expects 1");
 }
 
+TEST_P(CollectiveSuite, NumbersOfTensorsAndSparseDimensionsMustAgree) {
+  const auto differ = [this](const std::function<void(int)>& call) {
+    on_each(2, [&](int rank) { EXPECT_EQ(code_of([&] { call(rank); }), Code::kShapeMismatch); });
+  };
+  const auto tensors = [](size_t count, int64_t size) {
+    return std::vector<Tensor>(count, at::ones({size}));
+  };
+  differ([&](int rank) { dist::all_reduce_coalesced(tensors(rank == 0 ? 2 : 3, 4)); });
+  differ([&](int rank) { dist::all_reduce_coalesced(tensors(rank == 0 ? 2 : 5, 1000)); });
+  differ([&](int rank) {
+    rank == 0 ? dist::all_reduce(at::ones({4})) : dist::all_reduce_coalesced(tensors(2, 4));
+  });
+  differ([&](int rank) { dist::all_reduce(at::eye(4).to_sparse(rank == 0 ? 2 : 1)); });
+  differ([&](int rank) {
+    dist::all_reduce(rank == 0 ? at::eye(4).to_sparse() : at::ones({4, 4}));
+  });
+}
+
+// What is read must not be overwritten first, wherever results go.
+TEST_P(CollectiveSuite, InputsMayShareMemoryWithOutputs) {
+  for (const int64_t part : {3, 3000, 60'000}) {
+    on_each(3, [part](int rank) {
+      const auto of = [&](int r) { return input_of(r, part, at::kInt); };
+      const Tensor want = at::cat({of(0), of(1), of(2)});
+      for (int place = 0; place < 3; ++place) {  // this rank's own, and others'
+        const Tensor all = at::zeros({3 * part}, at::kInt);
+        const Tensor in = all.narrow(0, place * part, part);
+        in.copy_(of(rank));
+        dist::all_gather_into_tensor(all, in);
+        EXPECT_TRUE(at::equal(all, want)) << part << " at " << place;
+        const Tensor whole = want.clone();
+        const Tensor out = whole.narrow(0, place * part, part);
+        dist::reduce_scatter_tensor(out, whole);
+        EXPECT_TRUE(at::equal(out, of(rank) * 3)) << part << " at " << place;
+      }
+      const Tensor turned = at::cat({of(rank) + 1, of(rank) + 2, of(rank) + 3});
+      dist::all_to_all_single(turned, turned);
+      EXPECT_TRUE(at::equal(turned, want + (rank + 1))) << part;
+    });
+  }
+  // One rank has little, and the other much.
+  on_each(2, [](int rank) {
+    const std::vector<int64_t> rows =
+        rank == 0 ? std::vector<int64_t>{1000, 2000} : std::vector<int64_t>{2000, 0};
+    const Tensor both = at::arange(rows[0] + rows[1]) + 100'000 * rank;
+    dist::all_to_all_single(both, both, rows, rows);
+    EXPECT_EQ(both[rank == 0 ? 1000 : 0].item<int64_t>(), rank == 0 ? 100'000 : 1000);
+  });
+}
+
+TEST_P(CollectiveSuite, InferenceTensorsMayTakePart) {
+  on_each(2, [](int rank) {
+    const c10::InferenceMode inference(rank == 0);
+    const Tensor strided = at::ones({4, 4}).t();
+    dist::all_reduce_async(strided).wait();
+    const Tensor flat = at::ones({4});
+    dist::all_reduce_coalesced_async({flat, strided}).wait();
+    EXPECT_EQ(strided[1][2].item<float>(), 4);
+  });
+}
+
+TEST_P(CollectiveSuite, ACallbackMayCallTheGroupAgain) {
+  on_each(2, [](int) {
+    const dist::Group group = dist::default_group();  // the callback may run on another thread
+    const Tensor x = at::ones({1});
+    const auto again = dist::barrier_async().future().then(
+        [x, group](int) { dist::all_reduce(x, {.group = group}); });
+    again.wait();
+    EXPECT_EQ(x.item<float>(), 2);
+  });
+}
+
+TEST_P(CollectiveSuite, WhoLeavesAGroupIsNamedToThoseThatNeedHim) {
+  for (const int leaver : {0, 1}) {
+    for (const bool used : {false, true}) {
+      on_each(2, [&](int rank) {
+        auto group = dist::new_group({0, 1}, std::chrono::seconds(30));
+        if (used) dist::barrier({.group = group});
+        if (rank == leaver) {
+          group.reset();
+          return;
+        }
+        const Error error = error_of([&] { dist::barrier({.group = group}); });
+        EXPECT_EQ(error.code(), Code::kDisconnected) << error.what();
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("rank " + std::to_string(leaver)));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("has left the group"));
+      });
+    }
+  }
+}
+
+TEST_P(CollectiveSuite, LeavingEndsWhatIsUnderWayHere) {
+  on_each(2, [](int rank) {
+    if (rank != 0) return;
+    const auto group = dist::new_group({0, 1});
+    const dist::Work work = dist::barrier_async({.group = group});
+    group->shutdown();
+    const Code code = code_of([&] { work.wait(); });
+    EXPECT_TRUE(code == Code::kShutdown) << static_cast<int>(code);
+    EXPECT_EQ(code_of([&] { dist::barrier({.group = group}); }), Code::kShutdown);
+  });
+}
+
 TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {
   on_each(2, [](int rank) {
     const auto refused = [](const std::function<void()>& call, const std::string& why) {
@@ -196,6 +300,7 @@ TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {
     refused([&] { dist::all_to_all_single(two, two, {3, -1}, {1, 1}); }, "split");
     refused([&] { dist::all_reduce(at::empty({2}, at::TensorOptions().device(at::kMeta))); },
             "meta");
+    refused([&] { dist::all_reduce(at::ones({1}).expand({4})); }, "share memory");
     refused([&] { dist::new_group({0, 0}); }, "twice");
     refused([&] { dist::new_group({0, 5}); }, "rank 5");
     // Expect: nobody else noticed, and the group goes on.

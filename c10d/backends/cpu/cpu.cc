@@ -1,6 +1,7 @@
 #include <farspan/c10d/backends/cpu/cpu.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include <farspan/c10d/backends/cpu/host/chunks.h>
@@ -33,24 +34,24 @@ class CpuBackend final : public Backend {
     if (!is_alone()) host::reduce(team(call), call, data);
   }
   void all_gather(const Call& call, Block in, std::span<const Block> out) override {
-    if (is_alone()) return host::copy_own(in, out[0], size_of(call.type()));
+    if (is_alone()) return host::copy_own(in, out[0], size_of(call.type));
     host::all_gather(team(call), call, in, out);
   }
   void gather(const Call& call, Block in, std::span<const Block> out) override {
-    if (is_alone()) return host::copy_own(in, out[0], size_of(call.type()));
+    if (is_alone()) return host::copy_own(in, out[0], size_of(call.type));
     host::gather(team(call), call, in, out);
   }
   void scatter(const Call& call, std::span<const Block> in, Block out) override {
-    if (is_alone()) return host::copy_own(in[0], out, size_of(call.type()));
+    if (is_alone()) return host::copy_own(in[0], out, size_of(call.type));
     host::scatter(team(call), call, in, out);
   }
   void reduce_scatter(const Call& call, std::span<const Block> in, Block out) override {
-    if (is_alone()) return host::copy_own(in[0], out, size_of(call.type()));
+    if (is_alone()) return host::copy_own(in[0], out, size_of(call.type));
     host::reduce_scatter(team(call), call, in, out);
   }
   void all_to_all(const Call& call, std::span<const Block> in,
                   std::span<const Block> out) override {
-    if (is_alone()) return host::copy_own(in[0], out[0], size_of(call.type()));
+    if (is_alone()) return host::copy_own(in[0], out[0], size_of(call.type));
     host::all_to_all(team(call), call, in, out);
   }
   void barrier(const Call& call) override {
@@ -73,22 +74,24 @@ class CpuBackend final : public Backend {
 
   const std::shared_ptr<Node> node_;
   const GroupSpec spec_;
-  const uint64_t id_;      // of the group, on lines
-  Team* ready_ = nullptr;  // team_, for the collectives, of which there is one at a time
+  const uint64_t id_;                  // of the group, on lines
+  std::atomic<Team*> ready_{nullptr};  // team_, for a look without the lock
   Mutex mutex_;
   std::shared_ptr<Team> team_ FARSPAN_GUARDED_BY(mutex_);
+  bool left_ FARSPAN_GUARDED_BY(mutex_) = false;
 };
 
 // The first collective connects.
 Team& CpuBackend::team(const Call& call) {
-  if (ready_) return *ready_;
+  if (Team* const ready = ready_.load(std::memory_order_acquire)) return *ready;
   try {
     check_ranks();
     auto team = node_->make_team(id_, spec_.ranks, call.deadline);
     MutexLock lock(mutex_);
+    if (left_) throw Error(Code::kShutdown, "this rank has left the group");
     team_ = std::move(team);
     ready_ = team_.get();
-    return *ready_;
+    return *team_;
   } catch (const Error& error) {
     // The others do not share any memory with this rank in which they could see that.
     node_->tell_failure(id_, spec_.ranks, error);
@@ -108,19 +111,29 @@ void CpuBackend::check_ranks() const {
   }
 }
 
-// By both ways, for some ranks may share memory already, and others not.
+// In the group's memory, and by messages as long as not all ranks have that.
 void CpuBackend::abort(const Error& why) noexcept {
+  bool all_see = false;
   {
     MutexLock lock(mutex_);
+    if (left_) return;  // what ends here now is no failure of the others'
     if (team_) team_->fail(why);
+    all_see = team_ && team_->have_met();
   }
-  node_->tell_failure(id_, spec_.ranks, why);
+  if (!all_see) node_->tell_failure(id_, spec_.ranks, why);
 }
 
 // Others may still be at this rank's last call, and need nothing more of it.
 void CpuBackend::leave() noexcept {
-  MutexLock lock(mutex_);
-  if (team_) team_->lose(spec_.rank);
+  if (is_alone()) return;
+  {
+    MutexLock lock(mutex_);
+    if (left_) return;
+    left_ = true;
+    if (team_) team_->leave();
+  }
+  if (!ready_.load()) node_->tell_left(id_, spec_.ranks.front());
+  node_->forget(id_);
 }
 
 Future<int> CpuBackend::send(const Message&, Block) {

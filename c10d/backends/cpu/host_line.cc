@@ -1,6 +1,8 @@
 #include <farspan/c10d/backends/cpu/host_line.h>
 
+#include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -44,21 +46,6 @@ union Control {
 
 }  // namespace
 
-HostMessage HostMessage::failure(uint64_t id, int rank, const Error& why) {
-  HostMessage message;
-  message.kind = kFail;
-  message.id = id;
-  message.rank = rank;
-  message.code = static_cast<uint16_t>(why.code());
-  const std::string& text = why.message();
-  std::memcpy(message.text.data(), text.data(), std::min(text.size(), message.text.size() - 1));
-  return message;
-}
-
-Error HostMessage::error() const {
-  return Error(code_from_wire(code), std::string(text.data(), strnlen(text.data(), text.size())));
-}
-
 net::OwnedDescriptor bind_host_socket(std::string* name) {
   std::random_device random;
   char text[64];
@@ -82,7 +69,7 @@ net::OwnedDescriptor dial_host_socket(const std::string& name, Deadline deadline
       return socket;
     }
     if (errno != EAGAIN && errno != EINTR) {
-      throw failure(Code::kDisconnected, "its process is gone", errno);
+      throw failure(Code::kDisconnected, "the other process is gone", errno);
     }
     if (deadline.expired()) {
       throw Error(Code::kTimeout, "too many others connect to it, or it has stopped");
@@ -97,6 +84,29 @@ bool is_same_user(int socket) noexcept {
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
+// Becomes readable when the process has ended.
+class HostLine::ProcessWatch final : public net::Source {
+ public:
+  ProcessWatch(net::Reactor& reactor, net::OwnedDescriptor process, std::weak_ptr<Source> line)
+      : reactor_(reactor), process_(std::move(process)), line_(std::move(line)) {}
+
+  int descriptor() const noexcept override { return process_.get(); }
+  bool pump(net::Role& role) noexcept override {
+    pollfd look{process_.get(), POLLIN, 0};
+    if (poll(&look, 1, 0) <= 0) return false;
+    const auto keep = shared_from_this();
+    reactor_.remove(*this);
+    role.release();
+    if (const auto line = std::static_pointer_cast<HostLine>(line_.lock())) line->end();
+    return true;
+  }
+
+ private:
+  net::Reactor& reactor_;
+  const net::OwnedDescriptor process_;
+  const std::weak_ptr<Source> line_;
+};
+
 HostLine::HostLine(net::Reactor& reactor, net::OwnedDescriptor socket, OnMessage on_message,
                    OnEnd on_end)
     : reactor_(reactor),
@@ -104,12 +114,35 @@ HostLine::HostLine(net::Reactor& reactor, net::OwnedDescriptor socket, OnMessage
       on_message_(std::move(on_message)),
       on_end_(std::move(on_end)) {}
 
-void HostLine::open() { reactor_.add(shared_from_this()); }
+void HostLine::open() {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  // 0: a process that is not visible in this one's namespace.
+  if (getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0) {
+    net::OwnedDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+    const bool is_dead = !process && errno == ESRCH;
+    if (process) {
+      process_ = std::make_shared<ProcessWatch>(reactor_, std::move(process), weak_from_this());
+    }
+    if (is_dead) return end();
+  }
+  reactor_.add(shared_from_this());
+  if (process_) reactor_.add(process_);
+}
 
 void HostLine::close() noexcept {
   if (closed_.exchange(true)) return;
   reactor_.remove(*this);
+  if (process_) reactor_.remove(*process_);
   shutdown(socket_.get(), SHUT_RDWR);
+}
+
+void HostLine::end() noexcept {
+  if (closed_.exchange(true)) return;
+  const auto keep = shared_from_this();
+  reactor_.remove(*this);
+  if (process_) reactor_.remove(*process_);
+  on_end_(*this);
 }
 
 bool HostLine::send(const HostMessage& message, int descriptor) noexcept {
@@ -169,11 +202,8 @@ bool HostLine::pump(net::Role& role) noexcept {
       on_message_(*this, message, std::move(descriptor));
       return true;
     case Got::kEnd:
-      if (!closed_.exchange(true)) {
-        reactor_.remove(*this);
-        role.release();
-        on_end_(*this);
-      }
+      role.release();
+      end();
       return true;
   }
   return true;

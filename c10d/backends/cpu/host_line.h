@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <farspan/c10d/backends/cpu/told_error.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/owned_descriptor.h>
@@ -24,21 +25,17 @@ struct HostMessage {
     kHello = 1,  // the first of who connects: `rank` is its own, in the default group
     kAsk = 2,    // for the shared memory of the group `id`
     kGive = 3,   // it, with its descriptor
-    kFail = 4,   // the group `id` has failed: `code` and `text` say why
+    kFail = 4,   // the group `id` has failed: `why`
+    kLeft = 5,   // `rank` has left the group `id`, or has never come to it
   };
   static constexpr uint32_t kMagic = 0x48535046;
 
   uint32_t magic = kMagic;
   Kind kind = kHello;
-  int32_t rank = -1;
-  uint16_t code = 0;
   uint64_t id = 0;
-  std::array<char, 232> text = {};  // ends with a zero
-
-  static HostMessage failure(uint64_t id, int rank, const Error& why);
-  Error error() const;
+  int32_t rank = -1;
+  ToldError why = {};
 };
-static_assert(sizeof(HostMessage) == 256);
 
 // Threading: send() from any thread; the callbacks run in a reactor's thread, one at a time.
 // Lifetime:  the reactor outlives it; close() before it is let go.
@@ -49,7 +46,8 @@ class HostLine final : public net::Source {
 
   HostLine(net::Reactor& reactor, net::OwnedDescriptor socket, OnMessage on_message, OnEnd on_end);
 
-  // Begins to read.
+  // Begins to read, and to watch the process at the other end: a child of it may keep the socket
+  // open after its death.
   void open();
   // False when the line has ended. A message is small: it never blocks, and a peer that does not
   // read for so long that its buffer is full counts as gone.
@@ -64,8 +62,10 @@ class HostLine final : public net::Source {
   bool pump(net::Role& role) noexcept override;
 
  private:
+  class ProcessWatch;
   enum class Got { kNothing, kMessage, kEnd };
   Got receive(HostMessage& message, net::OwnedDescriptor& descriptor) noexcept;
+  void end() noexcept;
 
   net::Reactor& reactor_;
   const net::OwnedDescriptor socket_;
@@ -73,6 +73,7 @@ class HostLine final : public net::Source {
   const OnEnd on_end_;
   std::atomic<int> peer_{-1};
   std::atomic<bool> closed_{false};
+  std::shared_ptr<net::Source> process_;  // constant after open(); may be null
   Mutex sending_;
   // Of the holder of the role: a message of which a part has come.
   std::array<std::byte, sizeof(HostMessage)> part_;

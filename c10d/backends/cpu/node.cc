@@ -132,13 +132,15 @@ std::shared_ptr<HostLine> Node::add_line(net::OwnedDescriptor socket, int peer) 
   {
     MutexLock lock(mutex_);
     if (stopped_) return nullptr;
-    if (peer >= 0) {
-      lines_[peer] = line;
-    } else {
+    if (peer < 0) {
       visitors_.push_back(line);
+    } else if (!lines_.emplace(peer, line).second) {
+      return lines_[peer];  // another thread was quicker
     }
   }
   line->open();
+  MutexLock lock(mutex_);
+  if (stopped_) line->close();
   return line;
 }
 
@@ -154,7 +156,9 @@ std::shared_ptr<HostLine> Node::line_to(int rank, Deadline deadline) {
   HostMessage hello;
   hello.rank = rank_;
   auto line = add_line(std::move(socket), rank);
-  if (!line || !line->send(hello)) throw Error(Code::kDisconnected, "its process is gone");
+  if (!line || !line->send(hello)) {
+    throw Error(Code::kDisconnected, name_of(rank) + " is gone").worker(name_of(rank));
+  }
   return line;
 }
 
@@ -176,23 +180,29 @@ void Node::on_message(HostLine& line, const HostMessage& message, net::OwnedDesc
     case HostMessage::kGive:
       return take(message, std::move(descriptor));
     case HostMessage::kFail:
-      return note_failure(message.id, message.error());
+      return note_failure(message.id, message.why.error());
+    case HostMessage::kLeft:
+      return note_left(message.id, message.rank);
   }
 }
 
 // At once, or when this rank has come to its first collective.
 void Node::give(HostLine& line, const HostMessage& asked) {
+  HostMessage answer;
+  answer.id = asked.id;
+  answer.rank = rank_;
   MutexLock lock(mutex_);
   const auto offer = offers_.find(asked.id);
-  if (offer == offers_.end()) {
+  if (offer != offers_.end()) {
+    answer.kind = HostMessage::kGive;
+    if (!line.send(answer, offer->second.memory.get())) return line.close();
+    if (--offer->second.left == 0) offers_.erase(offer);
+  } else if (forgotten_.contains(asked.id)) {
+    answer.kind = HostMessage::kLeft;
+    if (!line.send(answer)) line.close();
+  } else {
     asked_.emplace(asked.id, line.weak_from_this());
-    return;
   }
-  HostMessage give;
-  give.kind = HostMessage::kGive;
-  give.id = asked.id;
-  line.send(give, offer->second.memory.get());
-  if (--offer->second.left == 0) offers_.erase(offer);
 }
 
 void Node::take(const HostMessage& given, net::OwnedDescriptor descriptor) {
@@ -204,7 +214,12 @@ void Node::take(const HostMessage& given, net::OwnedDescriptor descriptor) {
     wanted = found->second.memory;
     wanted_.erase(found);
   }
-  wanted->set_value(std::move(descriptor));
+  if (descriptor) {
+    wanted->set_value(std::move(descriptor));
+  } else {
+    wanted->set_error(Error(Code::kOverloaded, "no descriptor left for a group's shared memory")
+                          .advice("raise the limit of open files (ulimit -n)"));
+  }
 }
 
 void Node::note_failure(uint64_t id, const Error& why) noexcept {
@@ -212,6 +227,7 @@ void Node::note_failure(uint64_t id, const Error& why) noexcept {
   std::optional<Promise<net::OwnedDescriptor>> wanted;
   {
     MutexLock lock(mutex_);
+    if (forgotten_.contains(id)) return;
     failures_.emplace(id, why);
     for (const Member& member : members_) {
       if (member.id == id) team = member.team.lock();
@@ -226,22 +242,86 @@ void Node::note_failure(uint64_t id, const Error& why) noexcept {
   if (team) team->fail(why);
 }
 
-// In a reactor's thread, since the lines may have to be made first.
-void Node::tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept {
-  note_failure(id, why);
-  reactor_.timers().add(Clock::now(), [weak = weak_from_this(), id, ranks, why] {
+// A rank that has left a group of which this one leads, or is led by it.
+void Node::note_left(uint64_t id, int rank) noexcept {
+  std::shared_ptr<Team> team;
+  std::optional<Promise<net::OwnedDescriptor>> wanted;
+  size_t place = 0;
+  {
+    MutexLock lock(mutex_);
+    if (forgotten_.contains(id)) return;
+    left_[id].insert(rank);
+    for (const Member& member : members_) {
+      const auto found = std::find(member.ranks.begin(), member.ranks.end(), rank);
+      if (member.id != id || found == member.ranks.end()) continue;
+      team = member.team.lock();
+      place = static_cast<size_t>(found - member.ranks.begin());
+    }
+    const auto found = wanted_.find(id);
+    if (found != wanted_.end() && found->second.leader == rank) {
+      wanted = found->second.memory;
+      wanted_.erase(found);
+    }
+  }
+  if (wanted) {
+    wanted->set_error(Error(Code::kDisconnected, name_of(rank) + " has left the group"));
+  }
+  if (team) team->lose(static_cast<int>(place), Absence::kLeft);
+}
+
+// In a reactor's thread, since the line may have to be made first.
+void Node::send_soon(int rank, const HostMessage& message) noexcept {
+  if (rank == rank_ || !shares_host(rank)) return;
+  reactor_.timers().add(Clock::now(), [weak = weak_from_this(), rank, message] {
     const auto self = weak.lock();
     if (!self) return;
-    for (const int rank : ranks) {
-      if (rank == self->rank_ || !self->shares_host(rank)) continue;
-      try {
-        self->line_to(rank, Deadline::after(kTellingTime))
-            ->send(HostMessage::failure(id, self->rank_, why));
-      } catch (const Error& error) {
-        log(LogLevel::kDebug, "c10d/backends/cpu", error.what());  // it is gone, and needs no word
-      }
+    try {
+      self->line_to(rank, Deadline::after(kTellingTime))->send(message);
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, "c10d/backends/cpu", error.what());  // it is gone, and needs no word
     }
   });
+}
+
+void Node::tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept {
+  note_failure(id, why);
+  HostMessage message;
+  message.kind = HostMessage::kFail;
+  message.id = id;
+  message.rank = rank_;
+  message.why = ToldError::of(why);
+  for (const int rank : ranks) send_soon(rank, message);
+}
+
+void Node::tell_left(uint64_t id, int leader) noexcept {
+  HostMessage message;
+  message.kind = HostMessage::kLeft;
+  message.id = id;
+  message.rank = rank_;
+  send_soon(leader, message);
+}
+
+void Node::forget(uint64_t id) noexcept {
+  std::vector<std::shared_ptr<net::Source>> asked;
+  {
+    MutexLock lock(mutex_);
+    forgotten_.insert(id);
+    offers_.erase(id);
+    wanted_.erase(id);
+    failures_.erase(id);
+    left_.erase(id);
+    std::erase_if(members_, [id](const Member& member) { return member.id == id; });
+    const auto [begin, end] = asked_.equal_range(id);
+    for (auto one = begin; one != end; ++one) asked.push_back(one->second.lock());
+    asked_.erase(begin, end);
+  }
+  HostMessage message;
+  message.kind = HostMessage::kLeft;
+  message.id = id;
+  message.rank = rank_;
+  for (const auto& line : asked) {
+    if (line) static_cast<HostLine&>(*line).send(message);
+  }
 }
 
 void Node::on_end(HostLine& line) {
@@ -285,8 +365,12 @@ void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vec
   members_.push_back({id, team, ranks});
   const auto failed = failures_.find(id);
   if (failed != failures_.end()) team->fail(failed->second);
+  const auto left = left_.find(id);
   for (size_t place = 0; place < ranks.size(); ++place) {
     if (gone_.contains(ranks[place])) team->lose(static_cast<int>(place));
+    if (left != left_.end() && left->second.contains(ranks[place])) {
+      team->lose(static_cast<int>(place), Absence::kLeft);
+    }
   }
 }
 
@@ -297,11 +381,15 @@ net::SharedMemory Node::lead(uint64_t id, int ranks) {
   HostMessage give;
   give.kind = HostMessage::kGive;
   give.id = id;
+  give.rank = rank_;
   const auto [begin, end] = asked_.equal_range(id);
-  for (auto asked = begin; asked != end; ++asked) {
-    const auto line = std::static_pointer_cast<HostLine>(asked->second.lock());
-    if (line) line->send(give, offer.memory.get());
-    --offer.left;
+  for (auto one = begin; one != end; ++one) {
+    const auto line = std::static_pointer_cast<HostLine>(one->second.lock());
+    if (line && line->send(give, offer.memory.get())) {
+      --offer.left;
+    } else if (line) {
+      line->close();  // so that the other end is told
+    }
   }
   asked_.erase(begin, end);
   if (offer.left > 0) offers_[id] = std::move(offer);
@@ -315,6 +403,9 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
     MutexLock lock(mutex_);
     const auto failed = failures_.find(id);
     if (failed != failures_.end()) throw failed->second;
+    if (left_[id].contains(leader)) {
+      throw Error(Code::kDisconnected, name_of(leader) + " has left the group");
+    }
     wanted_.insert_or_assign(id, Wanted{leader, promise});
   }
   HostMessage ask;
@@ -322,7 +413,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
   ask.id = id;
   try {
     const auto line = line_to(leader, deadline);
-    if (!line->send(ask)) throw Error(Code::kDisconnected, "its process is gone");
+    if (!line->send(ask)) throw Error(Code::kDisconnected, name_of(leader) + " is gone");
     if (!reactor_.wait(*future.state(), deadline, line.get())) {
       throw Error(Code::kTimeout, name_of(leader) + " has not called it");
     }

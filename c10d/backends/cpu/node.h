@@ -55,6 +55,11 @@ class Node : public std::enable_shared_from_this<Node> {
   // Tells the ranks of a group that it has failed: for when they cannot see it in its memory, which
   // not all of them may have yet. Does not block.
   void tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept;
+  // This rank has left a group before it had its memory: tells `leader`, or who asks this one for
+  // it.
+  void tell_left(uint64_t id, int leader) noexcept;
+  // What is kept for a group; later messages about it are dropped.
+  void forget(uint64_t id) noexcept;
 
   // Somebody waits long for this rank: from now on its end is noticed.
   void watch(int rank) noexcept;
@@ -92,6 +97,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void give(HostLine& line, const HostMessage& asked);
   void take(const HostMessage& given, net::OwnedDescriptor descriptor);
   void note_failure(uint64_t id, const Error& why) noexcept;
+  void note_left(uint64_t id, int rank) noexcept;
+  void send_soon(int rank, const HostMessage& message) noexcept;
 
   const int rank_, world_size_;
   std::vector<Address> addresses_;  // by rank; constant after make()
@@ -111,7 +118,9 @@ class Node : public std::enable_shared_from_this<Node> {
   std::map<uint64_t, Offer> offers_ FARSPAN_GUARDED_BY(mutex_);
   std::multimap<uint64_t, std::weak_ptr<net::Source>> asked_ FARSPAN_GUARDED_BY(mutex_);
   std::map<uint64_t, Wanted> wanted_ FARSPAN_GUARDED_BY(mutex_);
-  std::map<uint64_t, Error> failures_ FARSPAN_GUARDED_BY(mutex_);  // of groups
+  std::map<uint64_t, Error> failures_ FARSPAN_GUARDED_BY(mutex_);      // of groups
+  std::map<uint64_t, std::set<int>> left_ FARSPAN_GUARDED_BY(mutex_);  // before they had the memory
+  std::set<uint64_t> forgotten_ FARSPAN_GUARDED_BY(mutex_);  // groups that this rank has left
 };
 
 }  // namespace farspan::dist::cpu

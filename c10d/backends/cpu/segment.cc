@@ -10,7 +10,8 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastRoom = size_t{128} << 10;
-constexpr size_t kLeastPart = size_t{32} << 10;  // of a room that is cut for the ranks
+constexpr size_t kMostRoom = size_t{256} << 10;  // else memory would grow with the ranks' square
+constexpr size_t kPart = size_t{32} << 10;       // of a room that is cut for the ranks
 
 constexpr size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -23,7 +24,7 @@ size_t rooms_begin(size_t ranks) { return smalls_begin(ranks) + ranks * 2 * kSma
 }  // namespace
 
 size_t Segment::room_bytes(int ranks) {
-  return std::max(kLeastRoom, static_cast<size_t>(ranks) * kLeastPart);
+  return std::clamp(static_cast<size_t>(ranks) * kPart, kLeastRoom, kMostRoom);
 }
 
 size_t Segment::bytes_for(int ranks) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <farspan/c10d/backends/cpu/told_error.h>
 #include <farspan/c10d/group/signature.h>
 #include <farspan/c10d/net/shared_memory.h>
 
@@ -20,6 +21,8 @@ struct alignas(64) Flag {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
+enum class Absence : uint32_t { kNone = 0, kGone = 1, kLeft = 2 };
+
 // What one rank shows the others. Lies in shared memory, which begins as zeroes.
 struct alignas(64) SharedSeat {
   enum Stage { kEntered, kPut, kReduced, kTaken, kStages };
@@ -27,10 +30,8 @@ struct alignas(64) SharedSeat {
   alignas(64) std::atomic<uint32_t> asleep{0};     // a futex: 1 while the rank sleeps
   alignas(64) std::array<Signature, 2> signature;  // of the call entered last, and before
   std::array<uint64_t, 2> chunks = {};             // of those calls
-  std::atomic<uint32_t> gone{0};                   // 1: its process is; told by whoever has noticed
-  // Written once, before the segment's `failed` is set.
-  alignas(64) uint16_t code = 0;
-  std::array<char, 510> why = {};
+  std::atomic<uint32_t> absence{0};                // an Absence; told by whoever has noticed
+  alignas(64) ToldError why;  // written once, before the segment's `failed` is set
 };
 
 struct alignas(64) SharedHeader {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <farspan/c10d/net/spin.h>
@@ -60,6 +59,7 @@ void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks)
     fail(Error(Code::kShapeMismatch, *differs));
     throw failure();
   }
+  met_.store(true, std::memory_order_relaxed);
 }
 
 uint64_t Team::most_chunks() const noexcept {
@@ -125,20 +125,24 @@ void Team::sleep_until(int rank, Stage stage, uint64_t value) {
     const Millis left =
         std::chrono::ceil<Millis>(std::min<Clock::duration>(deadline_.remaining(), kLongestSleep));
     futex_wait(asleep, 1, left);
-    if (sleeps == kSleepsUntilWatch && on_long_wait_) on_long_wait_(rank);
+    if (sleeps % kSleepsUntilWatch == kSleepsUntilWatch - 1 && on_long_wait_) on_long_wait_(rank);
   }
 }
 
 // While this rank waits for another: whether it makes sense to wait on.
 void Team::check(int waited_for, Stage stage, uint64_t value) {
   if (failed()) throw failure();
+  if (left_.load()) throw Error(Code::kShutdown, "this rank has left the group");
   for (int rank = 0; rank < size(); ++rank) {
-    if (segment_->seat(rank).gone.load() == 0) continue;
+    const auto absence = static_cast<Absence>(segment_->seat(rank).absence.load());
+    if (absence == Absence::kNone) continue;
     // It may have done its part before it went: then whoever needs more of it finds out.
     const bool has_done =
         rank == waited_for ? reached(rank, stage, value) : reached(rank, Stage::kEntered, mark(0));
     if (has_done) continue;
-    fail(Error(Code::kDisconnected, names_[static_cast<size_t>(rank)] + " is gone"));
+    const std::string& who = names_[static_cast<size_t>(rank)];
+    const char* how = absence == Absence::kGone ? " is gone" : " has left the group";
+    fail(Error(Code::kDisconnected, who + how).worker(who));
     throw failure();
   }
   if (!deadline_.expired()) return;
@@ -146,9 +150,16 @@ void Team::check(int waited_for, Stage stage, uint64_t value) {
   throw failure();
 }
 
-void Team::lose(int rank) noexcept {
-  segment_->seat(rank).gone.store(1);
+// The first word counts: that of a process that has left must stay when its end is noticed.
+void Team::lose(int rank, Absence how) noexcept {
+  auto none = static_cast<uint32_t>(Absence::kNone);
+  segment_->seat(rank).absence.compare_exchange_strong(none, static_cast<uint32_t>(how));
   for (int other = 0; other < size(); ++other) wake(other);
+}
+
+void Team::leave() noexcept {
+  left_ = true;
+  lose(rank_, Absence::kLeft);
 }
 
 Error Team::late(int rank) const {
@@ -161,24 +172,24 @@ Error Team::late(int rank) const {
       .advice("look at what it does, or give the operation more time");
 }
 
+// Under a lock, so that whoever comes second finds the failure there.
 void Team::fail(const Error& why) noexcept {
-  SharedSeat& seat = own();
-  const std::string text = why.message();
-  if (!failed() && !told_.exchange(true)) {
-    const size_t size = std::min(text.size(), seat.why.size() - 1);
-    std::memcpy(seat.why.data(), text.data(), size);
-    seat.code = static_cast<uint16_t>(why.code());
-    uint32_t none = 0;
-    segment_->header().failed.compare_exchange_strong(none, static_cast<uint32_t>(rank_) + 1);
+  {
+    MutexLock lock(telling_);
+    if (!failed() && !told_) {
+      told_ = true;
+      own().why = ToldError::of(why);
+      uint32_t none = 0;
+      segment_->header().failed.compare_exchange_strong(none, static_cast<uint32_t>(rank_) + 1);
+    }
   }
   for (int rank = 0; rank < size(); ++rank) wake(rank);
 }
 
 Error Team::failure() const {
   const uint32_t teller = segment_->header().failed.load();
-  const SharedSeat& seat = segment_->seat(static_cast<int>(teller) - 1);
-  Error error(code_from_wire(seat.code), std::string(seat.why.data()));
-  return error.worker(names_[teller - 1]);
+  FARSPAN_ASSERT(teller > 0 && teller <= static_cast<uint32_t>(size()), "there is no failure");
+  return segment_->seat(static_cast<int>(teller) - 1).why.error();
 }
 
 }  // namespace farspan::dist::cpu

@@ -13,6 +13,7 @@
 
 #include <farspan/c10d/backends/cpu/segment.h>
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
 
 namespace farspan::dist::cpu {
@@ -57,8 +58,12 @@ class Team {
 
   // Ends what is under way on all ranks, and all that comes. The first counts. Does not block.
   void fail(const Error& why) noexcept;
-  // The rank's process is gone. What does not need it any more goes on.
-  void lose(int rank) noexcept;
+  // The rank's process is gone, or has left the group. What does not need it any more goes on.
+  void lose(int rank, Absence how = Absence::kGone) noexcept;
+  // This rank itself leaves: what is under way here ends with kShutdown.
+  void leave() noexcept;
+  // Whether all ranks have been in a call, and so have the memory.
+  bool have_met() const noexcept { return met_.load(); }
   bool failed() const noexcept { return segment_->header().failed.load() != 0; }
   Error failure() const;
 
@@ -82,8 +87,10 @@ class Team {
   const OnLongWait on_long_wait_;
   const bool crowded_;  // more ranks than cores
   uint64_t epoch_ = 0;
-  Deadline deadline_;              // of the call
-  std::atomic<bool> told_{false};  // this rank has told of a failure
+  Deadline deadline_;  // of the call
+  std::atomic<bool> left_{false}, met_{false};
+  Mutex telling_;
+  bool told_ FARSPAN_GUARDED_BY(telling_) = false;  // this rank has told of a failure
 };
 
 }  // namespace farspan::dist::cpu

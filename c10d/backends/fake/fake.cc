@@ -1,6 +1,7 @@
 #include <farspan/c10d/backends/fake/fake.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -17,6 +18,8 @@ struct Room {
 
   // All that is under way, and all that comes, ends with the first of these.
   void fail(const Error& why) noexcept;
+  // A rank calls nothing more: those that wait for it end, and those that will.
+  void leave(int rank) noexcept;
 
   struct Letter {  // a message that nobody has asked for yet
     int from, to, tag;
@@ -35,6 +38,7 @@ struct Room {
   std::optional<Error> failure FARSPAN_GUARDED_BY(mutex);
   std::vector<Letter> letters FARSPAN_GUARDED_BY(mutex);
   std::vector<std::shared_ptr<Request>> requests FARSPAN_GUARDED_BY(mutex);
+  std::vector<int> left FARSPAN_GUARDED_BY(mutex);  // ranks
 };
 
 // A receive that waits for its message.
@@ -70,10 +74,13 @@ class Room::Request final : public detail::FutureState<int> {
   bool block(Deadline deadline) override {
     if (sleep(earlier(deadline, message.deadline))) return true;
     if (!message.deadline.expired()) return false;
+    size_t erased = 0;
     {
       MutexLock lock(room_->mutex);
-      std::erase_if(room_->requests, [this](const auto& one) { return one.get() == this; });
+      erased =
+          std::erase_if(room_->requests, [this](const auto& one) { return one.get() == this; });
     }
+    if (erased == 0) return sleep(Deadline::never());  // its message is being copied
     const std::string who = message.peer < 0 ? "any rank" : "rank " + std::to_string(message.peer);
     set_error(Error(Code::kTimeout, "nothing came from " + who));
     return true;
@@ -92,6 +99,21 @@ void Room::fail(const Error& why) noexcept {
     changed.notify_all();
   }
   for (const auto& request : ended) request->set_error(why);
+}
+
+Error has_left(int rank) {
+  return Error(Code::kDisconnected, "rank " + std::to_string(rank) + " has left the group")
+      .worker("rank " + std::to_string(rank));
+}
+
+void Room::leave(int rank) noexcept {
+  bool is_needed = false;
+  {
+    MutexLock lock(mutex);
+    left.push_back(rank);
+    is_needed = std::find(taken.begin(), taken.end(), true) != taken.end();
+  }
+  if (is_needed) fail(has_left(rank));
 }
 
 class FakeBackend final : public Backend {
@@ -125,7 +147,7 @@ class FakeBackend final : public Backend {
   Future<int> send(const Message& message, Block data) override;
   Future<int> recv(const Message& message, Block data) override;
   void abort(const Error& why) noexcept override { room_->fail(why); }
-  void leave() noexcept override {}
+  void leave() noexcept override { room_->leave(spec_.rank); }
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
     return std::make_shared<FakeBackend>(fabric_, std::move(spec));
   }
@@ -178,6 +200,11 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
     room.changed.notify_all();
     if (room.failure) throw *room.failure;
     return;
+  }
+  if (!room.left.empty()) {
+    room.failure = has_left(room.left.front());
+    room.changed.notify_all();
+    throw *room.failure;
   }
   const uint64_t before = room.performed;
   while (room.performed == before && !room.failure) {
@@ -240,10 +267,12 @@ Future<int> FakeBackend::recv(const Message& message, Block data) {
   return Future<int>(request);
 }
 
-static Error gone(int rank) {
+namespace {
+Error gone(int rank) {
   return Error(Code::kDisconnected, "rank " + std::to_string(rank) + " is gone")
       .worker("rank " + std::to_string(rank));
 }
+}  // namespace
 
 Fabric::Fabric(int ranks) : ranks_(ranks), dead_(static_cast<size_t>(ranks)) {}
 
@@ -252,12 +281,18 @@ std::shared_ptr<Fabric> Fabric::make(int ranks) {
 }
 
 std::shared_ptr<Room> Fabric::room(const GroupSpec& spec) {
-  MutexLock lock(mutex_);
-  auto& room = rooms_[spec.name];
-  if (!room) room = std::make_shared<Room>(spec.ranks);
-  for (const int rank : spec.ranks) {
-    if (dead_[static_cast<size_t>(rank)]) room->fail(gone(rank));
+  std::shared_ptr<Room> room;
+  std::optional<int> dead;
+  {
+    MutexLock lock(mutex_);
+    auto& place = rooms_[spec.name];
+    if (!place) place = std::make_shared<Room>(spec.ranks);
+    room = place;
+    for (const int rank : spec.ranks) {
+      if (dead_[static_cast<size_t>(rank)]) dead = rank;
+    }
   }
+  if (dead) room->fail(gone(*dead));
   return room;
 }
 
@@ -287,6 +322,7 @@ Group Fabric::group(int rank, Millis timeout) {
 void run_ranks(int ranks, const std::function<void(int rank, int size)>& body, Millis timeout) {
   const auto fabric = Fabric::make(ranks);
   std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks));
+  std::atomic<int> first{-1};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
@@ -295,13 +331,14 @@ void run_ranks(int ranks, const std::function<void(int rank, int size)>& body, M
         body(rank, ranks);
       } catch (...) {
         failures[static_cast<size_t>(rank)] = std::current_exception();
+        int none = -1;
+        first.compare_exchange_strong(none, rank);
+        fabric->kill(rank);  // the others need not wait for it
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const auto& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  if (first >= 0) std::rethrow_exception(failures[static_cast<size_t>(first.load())]);
 }
 
 }  // namespace farspan::dist::fake

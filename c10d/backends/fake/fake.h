@@ -41,7 +41,8 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
 };
 
 // Runs `body(rank, size)` on a thread for each rank, each with a default group of its own.
-//   throws  what the lowest of the ranks that failed threw, after all have ended
+// When one of them throws, the others find it gone.
+//   throws  what the first that failed threw, after all have ended
 void run_ranks(int ranks, const std::function<void(int rank, int size)>& body,
                Millis timeout = kDefaultGroupTimeout);
 

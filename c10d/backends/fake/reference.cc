@@ -9,7 +9,7 @@ namespace farspan::dist::fake {
 namespace {
 
 size_t bytes_of(const Seat& seat, const Block& block) {
-  return block.count * size_of(seat.call.type());
+  return block.count * size_of(seat.call.type);
 }
 
 void copy(const Seat& seat, const Block& to, const Block& from) {
@@ -25,7 +25,7 @@ std::vector<std::byte> reduced(std::span<Seat> seats, size_t part) {
   std::vector<const std::byte*> parts;
   for (const Seat& seat : seats) parts.push_back(seat.in[part].data);
   const bool divides = first.call.reduce() == ReduceOp::kAvg;
-  kernels::reduce(first.call.type(), first.call.reduce(), result.data(), parts, shape.count,
+  kernels::reduce(first.call.type, first.call.reduce(), result.data(), parts, shape.count,
                   divides ? static_cast<int>(seats.size()) : 1);
   return result;
 }

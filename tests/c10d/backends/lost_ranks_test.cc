@@ -35,7 +35,8 @@ struct Report {
 Call all_reduce_call(size_t count, Deadline deadline) {
   Call call;
   call.signature.op = Op::kAllReduce;
-  call.signature.type = static_cast<uint8_t>(DType::FLOAT32);
+  call.type = DType::FLOAT32;
+  call.signature.type = static_cast<uint8_t>(call.type);
   call.signature.count = count;
   call.deadline = deadline;
   return call;

@@ -44,7 +44,8 @@ class TeamTest : public ::testing::Test {
   static Call all_reduce_call(uint64_t count, Deadline deadline = Deadline::after(60s)) {
     Call call;
     call.signature.op = Op::kAllReduce;
-    call.signature.type = static_cast<uint8_t>(DType::INT32);
+    call.type = DType::INT32;
+    call.signature.type = static_cast<uint8_t>(call.type);
     call.signature.count = count;
     call.deadline = deadline;
     return call;
@@ -82,7 +83,6 @@ TEST_F(TeamTest, AFailureIsToldToAllOnce) {
     const Error error = error_of([&] { team.enter({}, Deadline::after(60s)); });
     EXPECT_EQ(error.code(), Code::kCancelled);
     EXPECT_EQ(error.message(), "stop");
-    EXPECT_EQ(error.worker(), "rank 1");
     team.fail(Error(Code::kTimeout, "later"));
     EXPECT_EQ(team.failure().message(), "stop");
   });
@@ -124,6 +124,30 @@ TEST_F(TeamTest, ALongWaitIsToldWithTheRankThatIsWaitedFor) {
   EXPECT_EQ(asked, 1);
 }
 
+TEST_F(TeamTest, WhoeverFailsSecondFindsTheFirstFailure) {
+  for (int round = 0; round < 200; ++round) {
+    const auto teams = make(2);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        teams[0]->fail(Error(Code::kCancelled, "stop"));
+        EXPECT_EQ(teams[0]->failure().message(), "stop");
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+TEST_F(TeamTest, WhoLeavesIsNamedSo) {
+  const auto teams = make(2);
+  teams[1]->leave();
+  teams[1]->lose(1);  // its end is noticed later
+  const Error error = error_of([&] { teams[0]->enter({}, Deadline::after(60s)); });
+  EXPECT_EQ(error.message(), "rank 1 has left the group");
+  EXPECT_EQ(error_of([&] { teams[1]->enter({}, Deadline::after(60s)); }).code(),
+            Code::kDisconnected);
+}
+
 TEST_F(TeamTest, TheDeadlineNamesWhoIsWaitedFor) {
   const auto teams = make(3);
   const Error error = error_of([&] { teams[0]->enter({}, Deadline::after(50ms)); });
@@ -132,7 +156,8 @@ TEST_F(TeamTest, TheDeadlineNamesWhoIsWaitedFor) {
   // Expect: the others are told when they come, and by whom.
   const Error told = error_of([&] { teams[2]->enter({}, Deadline::after(60s)); });
   EXPECT_EQ(told.message(), "rank 1 has not called it");
-  EXPECT_EQ(told.worker(), "rank 0");
+  EXPECT_EQ(told.worker(), "rank 1");
+  EXPECT_EQ(told.advice(), error.advice());
 }
 
 TEST(Segment, LeavesNothingAndCannotShrink) {

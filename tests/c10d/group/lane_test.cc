@@ -19,10 +19,8 @@ class Note final : public Lane::Task {
  public:
   Note(std::shared_ptr<Lane> lane, std::function<void(uint64_t)> body)
       : Task(std::move(lane)), body_(std::move(body)) {}
-  void run(uint64_t sequence) noexcept override {
-    body_(sequence);
-    set_value(-1);
-  }
+  void run(uint64_t sequence) noexcept override { body_(sequence); }
+  void complete() noexcept override { set_value(-1); }
   void reject() noexcept override { set_error(Error(Code::kShutdown, "rejected")); }
 
  private:
@@ -99,6 +97,17 @@ TEST_F(LaneTest, StoppingRejectsWhatHasNotBegun) {
   EXPECT_EQ(code_of([&] { waits.wait(); }), Code::kShutdown);
   EXPECT_EQ(code_of([&] { post([](uint64_t) {}).wait(); }), Code::kShutdown);
   lane_->release();
+}
+
+TEST_F(LaneTest, ACallbackMayCallTheGroupAgain) {
+  std::atomic<bool> done{false};
+  const auto first = post([](uint64_t) {});
+  first.on_ready([&] {
+    post([](uint64_t) {}).wait();
+    done = true;
+  });
+  first.wait();
+  while (!done) std::this_thread::yield();
 }
 
 TEST_F(LaneTest, ManyThreadsPostWaitAndTakeTheTurn) {

@@ -5,7 +5,7 @@ namespace farspan::dist::cpu::host {
 
 // One copy in, n - 1 copies out, of each block.
 void all_gather(Team& team, const Call& call, Block in, std::span<const Block> out) {
-  const size_t element = size_of(call.type());
+  const size_t element = size_of(call.type);
   size_t most = 0;  // the same on all ranks: all have the same list of sizes
   for (const Block& block : out) most = std::max(most, block.count * element);
   const auto take_from_others = [&](const auto& take) {

@@ -1,9 +1,12 @@
 #include <farspan/c10d/backends/cpu/host/chunks.h>
 #include <farspan/c10d/backends/cpu/host/collectives.h>
+#include <farspan/c10d/backends/cpu/host/streaming_copy.h>
 #include <farspan/c10d/backends/kernels/reduce.h>
 
 namespace farspan::dist::cpu::host {
 namespace {
+
+constexpr size_t kStreamedFrom = size_t{8} << 20;  // bytes of a tensor
 
 // The sum of what all ranks have put there, or for this rank the block itself, in their order.
 void reduce_into(Team& team, const Call& call, std::byte* out, const std::byte* own, size_t count,
@@ -21,12 +24,12 @@ void reduce_into(Team& team, const Call& call, std::byte* out, const std::byte* 
     const auto other = static_cast<int>(rank);
     in[rank] = other == team.rank() ? own : of_other(other);
   }
-  kernels::reduce(call.type(), call.reduce(), out, {in, ranks}, count,
+  kernels::reduce(call.type, call.reduce(), out, {in, ranks}, count,
                   call.reduce() == ReduceOp::kAvg ? team.size() : 1);
 }
 
 void reduce_small(Team& team, const Call& call, std::byte* out, Block data) {
-  const auto bytes = bytes_of(data, size_of(call.type()));
+  const auto bytes = bytes_of(data, size_of(call.type));
   copy(team.next_small(), bytes);
   team.enter(call.signature, call.deadline);
   if (!out) return;
@@ -39,14 +42,19 @@ void reduce_small(Team& team, const Call& call, std::byte* out, Block data) {
 void reduce_parts(Team& team, const Call& call, std::span<const Block> in,
                   std::span<const Block> out) {
   using Stage = Team::Stage;
-  const size_t element = size_of(call.type()), part = part_bytes(team);
+  const size_t element = size_of(call.type), part = part_bytes(team);
   const auto self = static_cast<size_t>(team.rank());
   Segment& segment = team.segment();
   const auto chunk = [&](const Block& block, uint64_t k) {
     return Chunks(block, element, part)[k];
   };
   uint64_t chunks = 0;  // the same on all ranks
-  for (const Block& block : in) chunks = std::max(chunks, Chunks(block, element, part).count());
+  size_t bytes = 0;
+  for (const Block& block : in) {
+    chunks = std::max(chunks, Chunks(block, element, part).count());
+    bytes += block.count * element;
+  }
+  const bool streams = bytes >= kStreamedFrom;
   team.enter(call.signature, call.deadline);
   for (uint64_t k = 0; k < chunks + 2; ++k) {
     if (k < chunks) {
@@ -73,11 +81,18 @@ void reduce_parts(Team& team, const Call& call, std::span<const Block> in,
         if (!out[rank].data || chunk(out[rank], j).empty()) continue;
         const auto other = static_cast<int>(rank);
         if (rank != self) team.await(other, Stage::kReduced, j + 1);
-        copy(chunk(out[rank], j), segment.room(other, Segment::kResult, j));
+        const auto to = chunk(out[rank], j);
+        const std::byte* const from = segment.room(other, Segment::kResult, j);
+        if (streams) {
+          streaming_copy(to.data(), {from, to.size()});
+        } else {
+          copy(to, from);
+        }
       }
       team.raise(Stage::kTaken, j + 1);
     }
   }
+  if (streams) finish_streaming();
 }
 
 // A block in one part for each rank, whole cache lines each.
@@ -97,14 +112,14 @@ std::vector<Block> parts_of(Team& team, Block data, size_t element) {
 }
 
 bool is_small(const Call& call, size_t count) noexcept {
-  return count * size_of(call.type()) <= kSmallBytes;
+  return count * size_of(call.type) <= kSmallBytes;
 }
 
 }  // namespace
 
 void all_reduce(Team& team, const Call& call, Block data) {
   if (is_small(call, data.count)) return reduce_small(team, call, data.data, data);
-  const auto parts = parts_of(team, data, size_of(call.type()));
+  const auto parts = parts_of(team, data, size_of(call.type));
   reduce_parts(team, call, parts, parts);
 }
 
@@ -113,7 +128,7 @@ void reduce(Team& team, const Call& call, Block data) {
   if (is_small(call, data.count)) {
     return reduce_small(team, call, is_root ? data.data : nullptr, data);
   }
-  const auto parts = parts_of(team, data, size_of(call.type()));
+  const auto parts = parts_of(team, data, size_of(call.type));
   reduce_parts(team, call, parts,
                is_root ? std::span<const Block>(parts) : std::span<const Block>());
 }

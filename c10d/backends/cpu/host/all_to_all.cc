@@ -75,7 +75,7 @@ void check_sizes(Team& team) {
 // One copy in and one copy out of each block.
 void all_to_all(Team& team, const Call& call, std::span<const Block> in,
                 std::span<const Block> out) {
-  const size_t element = size_of(call.type()), part = part_bytes(team);
+  const size_t element = size_of(call.type), part = part_bytes(team);
   const auto self = static_cast<size_t>(team.rank()), ranks = static_cast<size_t>(team.size());
   const bool fits = Table::bytes(in, element) <= kSmallBytes;
   uint64_t own_chunks = 0;
@@ -85,13 +85,7 @@ void all_to_all(Team& team, const Call& call, std::span<const Block> in,
   Table::write(team.next_small(), in, out, element, fits);
   team.enter(call.signature, call.deadline, fits ? 0 : own_chunks);
   check_sizes(team);
-  // Inputs and outputs may be the same memory: this rank's own block goes before others are taken.
   copy_own(in[self], out[self], element);
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    if (rank == self || team.chunks(static_cast<int>(rank)) != 0) continue;
-    const Table table(team.small(static_cast<int>(rank)), ranks);
-    copy(bytes_of(out[rank], element), table.data_for(self, element));
-  }
   convey(
       team, team.most_chunks(),
       [&](uint64_t k, std::byte* room) {
@@ -106,6 +100,12 @@ void all_to_all(Team& team, const Call& call, std::span<const Block> in,
           copy(Chunks(out[rank], element, part)[k], put_by(team, other, k) + self * part);
         }
       });
+  // Last, for where inputs and outputs are the same memory, all has been put by now.
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (rank == self || team.chunks(static_cast<int>(rank)) != 0) continue;
+    const Table table(team.small(static_cast<int>(rank)), ranks);
+    copy(bytes_of(out[rank], element), table.data_for(self, element));
+  }
 }
 
 }  // namespace farspan::dist::cpu::host

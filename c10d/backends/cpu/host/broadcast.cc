@@ -5,7 +5,7 @@ namespace farspan::dist::cpu::host {
 
 // One copy in, one copy out by each of the others.
 void broadcast(Team& team, const Call& call, Block data) {
-  const size_t element = size_of(call.type());
+  const size_t element = size_of(call.type);
   const auto bytes = bytes_of(data, element);
   const bool is_root = call.root() == team.rank();
   if (bytes.size() <= kSmallBytes) {

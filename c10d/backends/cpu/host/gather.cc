@@ -5,7 +5,7 @@ namespace farspan::dist::cpu::host {
 
 // One copy in by each rank but the root, and one out.
 void gather(Team& team, const Call& call, Block in, std::span<const Block> out) {
-  const size_t element = size_of(call.type()), bytes = in.count * element;
+  const size_t element = size_of(call.type), bytes = in.count * element;
   const bool is_root = call.root() == team.rank();
   const auto take_all = [&](const auto& take) {
     for (int rank = 0; is_root && rank < team.size(); ++rank) {

@@ -5,7 +5,7 @@ namespace farspan::dist::cpu::host {
 
 // One copy in by the root for each of the others, and one out by it.
 void scatter(Team& team, const Call& call, std::span<const Block> in, Block out) {
-  const size_t element = size_of(call.type()), bytes = out.count * element;
+  const size_t element = size_of(call.type), bytes = out.count * element;
   const auto self = static_cast<size_t>(team.rank()), ranks = static_cast<size_t>(team.size());
   const bool is_root = call.root() == team.rank();
   const auto put_all = [&](const auto& put) {
