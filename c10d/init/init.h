@@ -33,8 +33,8 @@ struct InitOptions {
 //            kDisconnected (the store went away), kOverloaded (no descriptors or threads left)
 Group init_process_group(const std::string& backend = "cpu", const InitOptions& options = {});
 
-// Leaves the default group; those made out of it live until their users let go of them. Rank 0, where
-// the store may live, first waits until all have joined, for 30 s at most.
+// Leaves the default group; those made out of it live until their users let go of them. Rank 0,
+// where the store may live, first waits until all have joined, for 30 s at most.
 //   throws   Error kInvalidArgument: there is none
 void destroy_process_group();
 

@@ -30,25 +30,29 @@ dist::Group make_cpu_group(const std::shared_ptr<dist::Store>& store, int rank, 
   return std::make_shared<dist::ProcessGroup>(context.group, rank, std::move(backend), timeout);
 }
 
-void run_fake(int ranks, Millis timeout, const Body& body) {
-  dist::fake::run_ranks(
-      ranks, [&](int rank, int) { body(rank); }, timeout);
+// Nobody leaves before all have ended: who leaves is gone for those that need it still.
+void run_and_wait_for_the_others(int rank, int ranks, const Body& body, dist::Store& store) {
+  try {
+    body(rank);
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "rank " << rank << ": " << error.what();
+  }
+  store.add("ended", 1);
+  while (store.add("ended", 0) < ranks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// One rank's part of a case. Nobody leaves before all have ended: who leaves is gone for those that
-// need it still.
+void run_fake(int ranks, Millis timeout, const Body& body) {
+  dist::HashStore store;
+  dist::fake::run_ranks(
+      ranks, [&](int rank, int) { run_and_wait_for_the_others(rank, ranks, body, store); },
+      timeout);
+}
+
 void run_cpu_rank(const std::shared_ptr<dist::Store>& store, int rank, int ranks, Millis timeout,
                   const Body& body) {
   try {
     const dist::CurrentGroup current(make_cpu_group(store, rank, ranks, timeout));
-    try {
-      body(rank);
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << "rank " << rank << ": " << error.what();
-    }
-    store->add("ended", 1);
-    while (store->add("ended", 0) < ranks)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    run_and_wait_for_the_others(rank, ranks, body, *store);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << rank << ": " << error.what();
   }
