@@ -1,12 +1,9 @@
 #include <farspan/c10d/backends/cpu/host/chunks.h>
 #include <farspan/c10d/backends/cpu/host/collectives.h>
-#include <farspan/c10d/backends/cpu/host/streaming_copy.h>
 #include <farspan/c10d/backends/kernels/reduce.h>
 
 namespace farspan::dist::cpu::host {
 namespace {
-
-constexpr size_t kStreamedFrom = size_t{8} << 20;  // bytes of a tensor
 
 // The sum of what all ranks have put there, or for this rank the block itself, in their order.
 void reduce_into(Team& team, const Call& call, std::byte* out, const std::byte* own, size_t count,
@@ -49,12 +46,7 @@ void reduce_parts(Team& team, const Call& call, std::span<const Block> in,
     return Chunks(block, element, part)[k];
   };
   uint64_t chunks = 0;  // the same on all ranks
-  size_t bytes = 0;
-  for (const Block& block : in) {
-    chunks = std::max(chunks, Chunks(block, element, part).count());
-    bytes += block.count * element;
-  }
-  const bool streams = bytes >= kStreamedFrom;
+  for (const Block& block : in) chunks = std::max(chunks, Chunks(block, element, part).count());
   team.enter(call.signature, call.deadline);
   for (uint64_t k = 0; k < chunks + 2; ++k) {
     if (k < chunks) {
@@ -81,18 +73,11 @@ void reduce_parts(Team& team, const Call& call, std::span<const Block> in,
         if (!out[rank].data || chunk(out[rank], j).empty()) continue;
         const auto other = static_cast<int>(rank);
         if (rank != self) team.await(other, Stage::kReduced, j + 1);
-        const auto to = chunk(out[rank], j);
-        const std::byte* const from = segment.room(other, Segment::kResult, j);
-        if (streams) {
-          streaming_copy(to.data(), {from, to.size()});
-        } else {
-          copy(to, from);
-        }
+        copy(chunk(out[rank], j), segment.room(other, Segment::kResult, j));
       }
       team.raise(Stage::kTaken, j + 1);
     }
   }
-  if (streams) finish_streaming();
 }
 
 // A block in one part for each rank, whole cache lines each.
