@@ -154,17 +154,17 @@ class FakeBackend final : public Backend {
 
  private:
   void meet(const Call& call, std::vector<Block> in, std::vector<Block> out);
-  Error missing_locked(const Call& call) const FARSPAN_REQUIRES(room_->mutex);
+  static Error missing_locked(const Room& room, const Call& call) FARSPAN_REQUIRES(room.mutex);
 
   const std::shared_ptr<Fabric> fabric_;
   const GroupSpec spec_;
   const std::shared_ptr<Room> room_;
 };
 
-Error FakeBackend::missing_locked(const Call& call) const {
+Error FakeBackend::missing_locked(const Room& room, const Call& call) {
   std::string who;
-  for (size_t rank = 0; rank < room_->taken.size(); ++rank) {
-    if (!room_->taken[rank]) who += (who.empty() ? "" : ", ") + std::to_string(rank);
+  for (size_t rank = 0; rank < room.taken.size(); ++rank) {
+    if (!room.taken[rank]) who += (who.empty() ? "" : ", ") + std::to_string(rank);
   }
   return Error(Code::kTimeout, "waited for rank " + who)
       .advice("look at what it does, or give the operation more time")
@@ -210,7 +210,7 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   while (room.performed == before && !room.failure) {
     if (!room.changed.wait_until(room.mutex, call.deadline) && room.performed == before &&
         !room.failure) {
-      room.failure = missing_locked(call);
+      room.failure = missing_locked(room, call);
       room.changed.notify_all();
     }
   }
