@@ -9,9 +9,9 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
-#include <farspan/rpc/transport/loopback/loopback_transport.h>
-#include <farspan/rpc/transport/tcp/tcp_transport.h>
-#include <farspan/rpc/transport/unix/unix_transport.h>
+#include <farspan/c10d/transport/loopback/loopback_transport.h>
+#include <farspan/c10d/transport/tcp/tcp_transport.h>
+#include <farspan/c10d/transport/unix/unix_transport.h>
 
 namespace farspan::agent {
 namespace {

@@ -13,10 +13,10 @@
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/net/receive_pool.h>
+#include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/agent/connection.h>
 #include <farspan/rpc/agent/greeting.h>
 #include <farspan/rpc/agent/messenger.h>
-#include <farspan/rpc/transport/transport.h>
 
 namespace farspan::agent {
 

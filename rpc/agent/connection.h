@@ -14,10 +14,10 @@
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/agent/heartbeat.h>
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
-#include <farspan/rpc/transport/transport.h>
 #include <farspan/rpc/wire/frame_reader.h>
 
 namespace farspan::agent {

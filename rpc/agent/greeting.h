@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/agent/handshake.h>
 #include <farspan/rpc/agent/outbox.h>
-#include <farspan/rpc/transport/transport.h>
 #include <farspan/rpc/wire/frame_reader.h>
 
 namespace farspan::agent {

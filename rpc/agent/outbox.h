@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/mutex.h>
-#include <farspan/rpc/transport/transport.h>
+#include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/wire/frame.h>
 
 namespace farspan::agent {

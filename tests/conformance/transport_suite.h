@@ -1,5 +1,5 @@
 // Transport conformance: what every transport must do, written once. A test file instantiates
-// TransportSuite with the transports it knows. The rules: rpc/transport/transport.h and README.md.
+// TransportSuite with the transports it knows. The rules: c10d/transport/transport.h and README.md.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@
 
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
-#include <farspan/rpc/transport/transport.h>
+#include <farspan/c10d/transport/transport.h>
 
 #include "support/seeded_random.h"
 

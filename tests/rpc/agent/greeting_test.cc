@@ -8,7 +8,7 @@
 #include <thread>
 
 #include <farspan/c10d/base/future.h>
-#include <farspan/rpc/transport/socket_stream.h>
+#include <farspan/c10d/transport/socket_stream.h>
 
 #include "rpc/wire/frame_bytes.h"
 

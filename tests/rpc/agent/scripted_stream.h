@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include <farspan/rpc/transport/transport.h>
+#include <farspan/c10d/transport/transport.h>
 
 namespace farspan::testing {
 

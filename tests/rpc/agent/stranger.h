@@ -13,7 +13,7 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
-#include <farspan/rpc/transport/unix/unix_transport.h>
+#include <farspan/c10d/transport/unix/unix_transport.h>
 #include <farspan/rpc/wire/messages.h>
 
 #include "rpc/wire/frame_bytes.h"

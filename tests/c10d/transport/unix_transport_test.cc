@@ -1,5 +1,5 @@
-// What is special about unix sockets. The rules: rpc/transport/README.md.
-#include <farspan/rpc/transport/unix/unix_transport.h>
+// What is special about unix sockets. The rules: c10d/transport/README.md.
+#include <farspan/c10d/transport/unix/unix_transport.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
-#include "rpc/transport/one_transport.h"
+#include "c10d/transport/one_transport.h"
 
 namespace farspan::testing {
 namespace {

@@ -1,9 +1,9 @@
 // Every transport, held to one suite.
 #include "conformance/transport_suite.h"
 
-#include <farspan/rpc/transport/loopback/loopback_transport.h>
-#include <farspan/rpc/transport/tcp/tcp_transport.h>
-#include <farspan/rpc/transport/unix/unix_transport.h>
+#include <farspan/c10d/transport/loopback/loopback_transport.h>
+#include <farspan/c10d/transport/tcp/tcp_transport.h>
+#include <farspan/c10d/transport/unix/unix_transport.h>
 
 namespace farspan::testing {
 namespace {

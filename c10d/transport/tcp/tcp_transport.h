@@ -7,7 +7,7 @@
 
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
-#include <farspan/rpc/transport/transport.h>
+#include <farspan/c10d/transport/transport.h>
 
 namespace farspan::transport {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include <farspan/rpc/transport/transport.h>
+#include <farspan/c10d/transport/transport.h>
 
 namespace farspan::transport {
 

@@ -1,4 +1,4 @@
-#include <farspan/rpc/transport/loopback/loopback_transport.h>
+#include <farspan/c10d/transport/loopback/loopback_transport.h>
 
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include <farspan/rpc/transport/unix/unix_transport.h>
+#include <farspan/c10d/transport/unix/unix_transport.h>
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -12,7 +12,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/host.h>
-#include <farspan/rpc/transport/socket_stream.h>
+#include <farspan/c10d/transport/socket_stream.h>
 
 namespace farspan::transport {
 namespace {

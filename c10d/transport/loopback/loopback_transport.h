@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include <farspan/rpc/transport/transport.h>
+#include <farspan/c10d/transport/transport.h>
 
 namespace farspan::transport {
 

@@ -1,4 +1,4 @@
-#include <farspan/rpc/transport/socket_stream.h>
+#include <farspan/c10d/transport/socket_stream.h>
 
 #include <fcntl.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-// What is special about TCP. The rules: rpc/transport/README.md.
-#include <farspan/rpc/transport/tcp/tcp_transport.h>
+// What is special about TCP. The rules: c10d/transport/README.md.
+#include <farspan/c10d/transport/tcp/tcp_transport.h>
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
-#include "rpc/transport/one_transport.h"
+#include "c10d/transport/one_transport.h"
 #include "support/errors.h"
 
 namespace farspan::testing {

@@ -1,4 +1,4 @@
-#include <farspan/rpc/transport/tcp/tcp_transport.h>
+#include <farspan/c10d/transport/tcp/tcp_transport.h>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -12,7 +12,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/dial.h>
-#include <farspan/rpc/transport/socket_stream.h>
+#include <farspan/c10d/transport/socket_stream.h>
 
 namespace farspan::transport {
 namespace {
