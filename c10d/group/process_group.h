@@ -28,7 +28,7 @@ inline constexpr Millis kDefaultGroupTimeout{1'800'000};  // half an hour, as Py
 
 // Ranks of operations count in the default group, as in PyTorch, unless said otherwise.
 //
-// Once an operation has failed for another reason than its arguments, the group is of no use, and
+// Once a collective has failed for another reason than its arguments, the group is of no use, and
 // each later one says so; the ranks that are left can make a new_group().
 //
 // Threading: every method from any thread. Calls of one group from several threads need an order
@@ -85,6 +85,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Deadline deadline(std::optional<Millis> timeout, TimePoint from) const noexcept;
   // How often this process has made a group of these ranks out of this one, counting this time.
   uint64_t count_groups_of(const std::vector<int>& ranks);
+  // Monitored barriers so far, counting this time.
+  uint64_t count_monitored_barrier() noexcept { return monitored_barriers_.fetch_add(1) + 1; }
   // Throws when the group has failed already.
   void check_usable(const Signature& signature) const;
   // Remembers the first failure, and adds to it which operation on which group it was.
@@ -98,6 +100,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::atomic<Millis> timeout_;
   History history_;
 
+  std::atomic<uint64_t> monitored_barriers_{0};
   std::atomic<bool> failed_{false};  // failure_ is set
   mutable Mutex mutex_;
   std::optional<Error> failure_ FARSPAN_GUARDED_BY(mutex_);

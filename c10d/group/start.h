@@ -46,6 +46,8 @@ class Start {
 
   [[noreturn]] void refuse(const std::string& what, const char* advice = "") const;
 
+  const Group& group() const noexcept { return group_; }
+  const Signature& signature() const noexcept { return signature_; }
   bool is_root() const noexcept { return signature_.root == group_->rank(); }
   size_t rank() const noexcept { return static_cast<size_t>(group_->rank()); }
   int size() const noexcept { return group_->size(); }

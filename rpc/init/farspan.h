@@ -5,6 +5,7 @@
 
 #include <farspan/autograd/context.h>             // IWYU pragma: export
 #include <farspan/c10d/group/collectives.h>       // IWYU pragma: export
+#include <farspan/c10d/group/point_to_point.h>    // IWYU pragma: export
 #include <farspan/c10d/group/values.h>            // IWYU pragma: export
 #include <farspan/c10d/init/init.h>               // IWYU pragma: export
 #include <farspan/optim/distributed_optimizer.h>  // IWYU pragma: export

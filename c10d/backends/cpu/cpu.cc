@@ -58,8 +58,12 @@ class CpuBackend final : public Backend {
     if (!is_alone()) host::barrier(team(call), call);
   }
 
-  Future<int> send(const Message& message, Block data) override;
-  Future<int> recv(const Message& message, Block data) override;
+  Future<int> send(const Message& message, Block data) override {
+    return node_->post().send(id_, spec_, message, data);
+  }
+  Future<int> recv(const Message& message, Block data) override {
+    return node_->post().recv(id_, spec_, message, data);
+  }
 
   void abort(const Error& why) noexcept override;
   void leave() noexcept override;
@@ -111,36 +115,32 @@ void CpuBackend::check_ranks() const {
   }
 }
 
-// In the group's memory, and by messages as long as not all ranks have that.
+// In the group's memory, for those that are in a collective; and by messages, for those that have
+// not got that memory, or wait for a message. One rank tells all.
 void CpuBackend::abort(const Error& why) noexcept {
-  bool all_see = false;
+  bool is_told = false;
   {
     MutexLock lock(mutex_);
     if (left_) return;  // what ends here now is no failure of the others'
     if (team_) team_->fail(why);
-    all_see = team_ && team_->have_met();
+    is_told = team_ && team_->have_met() && !team_->failed_first();
   }
-  if (!all_see) node_->tell_failure(id_, spec_.ranks, why);
+  if (!is_told) node_->tell_failure(id_, spec_.ranks, why);
+  node_->post().fail(id_, why);
 }
 
 // Others may still be at this rank's last call, and need nothing more of it.
 void CpuBackend::leave() noexcept {
-  if (is_alone()) return;
   {
     MutexLock lock(mutex_);
     if (left_) return;
     left_ = true;
     if (team_) team_->leave();
   }
+  node_->post().leave(id_, spec_);
+  if (is_alone()) return;
   if (!ready_.load()) node_->tell_left(id_, spec_.ranks.front());
   node_->forget(id_);
-}
-
-Future<int> CpuBackend::send(const Message&, Block) {
-  throw Error(Code::kUnavailable, "messages between ranks are not there yet");
-}
-Future<int> CpuBackend::recv(const Message&, Block) {
-  throw Error(Code::kUnavailable, "messages between ranks are not there yet");
 }
 
 }  // namespace

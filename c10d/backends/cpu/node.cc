@@ -15,7 +15,8 @@
 namespace farspan::dist::cpu {
 namespace {
 
-constexpr Millis kTellingTime{100};  // for a line to one rank, to tell it of a failure
+constexpr Millis kSendingTime{1'000};  // for what was sent, when this rank ends
+constexpr Millis kTellingTime{100};    // for a line to one rank, to tell it of a failure
 
 std::string key_of(int rank) { return "node/" + std::to_string(rank); }
 
@@ -25,7 +26,7 @@ std::string key_of(int rank) { return "node/" + std::to_string(rank); }
 std::string Address::text() const {
   std::ostringstream out;
   out << "1 " << host << " " << (host_name.empty() ? "host" : host_name) << " " << pid << " "
-      << host_socket;
+      << host_socket << " " << post.endpoint << " " << post.token;
   return out.str();
 }
 
@@ -33,7 +34,8 @@ Address Address::parse(const std::string& text) {
   std::istringstream in(text);
   int version = 0;
   Address address;
-  in >> version >> address.host >> address.host_name >> address.pid >> address.host_socket;
+  in >> version >> address.host >> address.host_name >> address.pid >> address.host_socket >>
+      address.post.endpoint >> address.post.token;
   if (in && version == 1) return address;
   throw Error(Code::kCorrupt, "the store has '" + text.substr(0, 100) + "' as a rank's address");
 }
@@ -41,8 +43,10 @@ Address Address::parse(const std::string& text) {
 Node::Node(int rank, int world_size)
     : rank_(rank),
       world_size_(world_size),
-      reactor_({.threads = 2, .name = "farspan-node"}),
-      loop_(std::make_shared<net::Loop>(reactor_.timers())) {}
+      reactor_(std::make_shared<net::Reactor>(
+          net::ReactorOptions{.threads = 2, .name = "farspan-node"})),
+      loop_(std::make_shared<net::Loop>(reactor_->timers())),
+      post_(std::make_shared<Post>(reactor_, loop_)) {}
 
 Node::~Node() { stop(); }
 
@@ -64,7 +68,7 @@ std::shared_ptr<Node> Node::make(Store& store, int rank, int world_size, Deadlin
 }
 
 void Node::listen() {
-  reactor_.add(loop_);
+  reactor_->add(loop_);
   net::OwnedDescriptor socket = bind_host_socket(&host_socket_);
   listening_ = loop_->listen_unix(socket.release(), [this](int descriptor) {
     net::OwnedDescriptor visitor(descriptor);
@@ -83,6 +87,7 @@ void Node::meet(Store& store, Deadline deadline) {
   own.host_name = name;
   own.pid = getpid();
   own.host_socket = host_socket_;
+  own.post = post_->listen();
   store.set(key_of(rank_), own.text());
   std::vector<std::string> keys;
   for (int rank = 0; rank < world_size_; ++rank) keys.push_back(key_of(rank));
@@ -104,6 +109,20 @@ void Node::meet(Store& store, Deadline deadline) {
         .advice("start them, or look at their errors");
   }
   for (const std::string& text : store.multi_get(keys)) addresses_.push_back(Address::parse(text));
+  PostWorld world;
+  world.rank = rank_;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    world.addresses.push_back(addresses_[static_cast<size_t>(rank)].post);
+    world.names.push_back(name_of(rank));
+  }
+  const auto weak = weak_from_this();
+  world.watch = [weak](int rank) {
+    if (const auto self = weak.lock()) self->watch(rank);
+  };
+  world.on_gone = [weak](int rank) {
+    if (const auto self = weak.lock()) self->note_gone(rank);
+  };
+  post_->open(std::move(world));
 }
 
 bool Node::shares_host(int rank) const {
@@ -119,7 +138,7 @@ std::string Node::name_of(int rank) const {
 std::shared_ptr<HostLine> Node::add_line(net::OwnedDescriptor socket, int peer) {
   const std::weak_ptr<Node> weak = weak_from_this();
   auto line = std::make_shared<HostLine>(
-      reactor_, std::move(socket),
+      *reactor_, std::move(socket),
       [weak](HostLine& from, const HostMessage& message, net::OwnedDescriptor descriptor) {
         if (const auto self = weak.lock()) {
           self->on_message(from, message, std::move(descriptor));
@@ -240,6 +259,7 @@ void Node::note_failure(uint64_t id, const Error& why) noexcept {
   }
   if (wanted) wanted->set_error(why);
   if (team) team->fail(why);
+  post_->fail(id, why);
 }
 
 // A rank that has left a group of which this one leads, or is led by it.
@@ -272,7 +292,7 @@ void Node::note_left(uint64_t id, int rank) noexcept {
 // In a reactor's thread, since the line may have to be made first.
 void Node::send_soon(int rank, const HostMessage& message) noexcept {
   if (rank == rank_ || !shares_host(rank)) return;
-  reactor_.timers().add(Clock::now(), [weak = weak_from_this(), rank, message] {
+  reactor_->timers().add(Clock::now(), [weak = weak_from_this(), rank, message] {
     const auto self = weak.lock();
     if (!self) return;
     try {
@@ -358,6 +378,7 @@ void Node::note_gone(int rank) noexcept {
     promise.set_error(Error(Code::kDisconnected, name_of(rank) + " is gone"));
   }
   for (const auto& [team, place] : teams) team->lose(place);
+  post_->lose(rank);
 }
 
 void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vector<int>& ranks) {
@@ -414,7 +435,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
   try {
     const auto line = line_to(leader, deadline);
     if (!line->send(ask)) throw Error(Code::kDisconnected, name_of(leader) + " is gone");
-    if (!reactor_.wait(*future.state(), deadline, line.get())) {
+    if (!reactor_->wait(*future.state(), deadline, line.get())) {
       throw Error(Code::kTimeout, name_of(leader) + " has not called it");
     }
     return net::SharedMemory::open(std::move(future).wait(), Segment::bytes_for(ranks));
@@ -454,9 +475,10 @@ void Node::stop() noexcept {
     lines_.clear();
   }
   listening_.reset();
+  post_->stop(kSendingTime);
   for (const auto& line : lines) line->close();
   loop_->close();
-  reactor_.stop();
+  reactor_->stop();
 }
 
 }  // namespace farspan::dist::cpu

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <farspan/c10d/backends/cpu/host_line.h>
+#include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/team.h>
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/base/mutex.h>
@@ -27,6 +28,7 @@ struct Address {
   std::string host_name;  // for people
   int64_t pid = 0;
   std::string host_socket;  // see bind_host_socket()
+  PostAddress post;
 
   std::string text() const;
   //   throws  Error kCorrupt
@@ -45,6 +47,8 @@ class Node : public std::enable_shared_from_this<Node> {
   bool shares_host(int rank) const;
   // "rank 3 (host:pid)".
   std::string name_of(int rank) const;
+
+  Post& post() noexcept { return *post_; }
 
   // The team of a group whose ranks all are on this host. The first of them makes its memory, and
   // the others get it from that one, once it has come as well.
@@ -102,8 +106,9 @@ class Node : public std::enable_shared_from_this<Node> {
 
   const int rank_, world_size_;
   std::vector<Address> addresses_;  // by rank; constant after make()
-  net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_;
+  const std::shared_ptr<net::Reactor> reactor_;
+  const std::shared_ptr<net::Loop> loop_;
+  const std::shared_ptr<Post> post_;
   std::unique_ptr<net::Loop::Listening> listening_;
   std::string host_socket_;
 

@@ -65,6 +65,10 @@ class Team {
   // Whether all ranks have been in a call, and so have the memory.
   bool have_met() const noexcept { return met_.load(); }
   bool failed() const noexcept { return segment_->header().failed.load() != 0; }
+  // Whether it was this rank whose failure counts.
+  bool failed_first() const noexcept {
+    return segment_->header().failed.load() == static_cast<uint32_t>(rank_) + 1;
+  }
   Error failure() const;
 
  private:

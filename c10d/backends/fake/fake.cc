@@ -8,26 +8,32 @@
 #include <utility>
 
 #include <farspan/c10d/backends/fake/reference.h>
+#include <farspan/c10d/backends/messages/inbox.h>
 
 namespace farspan::dist::fake {
+namespace {
+
+Error has_left(int rank) {
+  return Error(Code::kDisconnected, "rank " + std::to_string(rank) + " has left the group")
+      .worker("rank " + std::to_string(rank));
+}
+
+}  // namespace
 
 // Where the ranks of one group meet.
 struct Room {
   explicit Room(std::vector<int> who)
-      : ranks(std::move(who)), seats(ranks.size()), taken(ranks.size()) {}
+      : ranks(std::move(who)), seats(ranks.size()), taken(ranks.size()), inboxes(ranks.size()) {}
 
   // All that is under way, and all that comes, ends with the first of these.
   void fail(const Error& why) noexcept;
   // A rank calls nothing more: those that wait for it end, and those that will.
   void leave(int rank) noexcept;
+  std::optional<Error> why_none_locked(const messages::Receive& receive) const
+      FARSPAN_REQUIRES(mutex);
 
-  struct Letter {  // a message that nobody has asked for yet
-    int from, to, tag;
-    DType type;
-    size_t count;
-    std::vector<std::byte> bytes;
-  };
-  class Request;
+  class Waiting;
+  using Inbox = messages::Inbox<std::vector<std::byte>>;
 
   const std::vector<int> ranks;  // in the default group
   Mutex mutex;
@@ -36,83 +42,91 @@ struct Room {
   std::vector<bool> taken FARSPAN_GUARDED_BY(mutex);  // by those that wait for the others
   uint64_t performed FARSPAN_GUARDED_BY(mutex) = 0;   // collectives
   std::optional<Error> failure FARSPAN_GUARDED_BY(mutex);
-  std::vector<Letter> letters FARSPAN_GUARDED_BY(mutex);
-  std::vector<std::shared_ptr<Request>> requests FARSPAN_GUARDED_BY(mutex);
-  std::vector<int> left FARSPAN_GUARDED_BY(mutex);  // ranks
+  std::vector<Inbox> inboxes FARSPAN_GUARDED_BY(mutex);  // by rank in the group
+  std::vector<int> left FARSPAN_GUARDED_BY(mutex);       // ranks
 };
 
-// A receive that waits for its message.
-class Room::Request final : public detail::FutureState<int> {
+// A receive that waits for its message, as long as somebody waits for it.
+class Room::Waiting final : public messages::Receive {
  public:
-  Request(std::shared_ptr<Room> room, int receiver, const Message& wanted, Block place)
-      : to(receiver), message(wanted), data(place), room_(std::move(room)) {}
+  Waiting(std::shared_ptr<Room> room, int rank, const Message& message, Block data)
+      : Receive(message, data), room_(std::move(room)), rank_(rank) {}
 
-  bool takes(const Letter& letter) const noexcept {
-    return letter.to == to && letter.tag == message.tag &&
-           (message.peer < 0 || message.peer == letter.from);
-  }
-  void take(const Letter& letter) {
-    if (letter.type != message.type || letter.count != data.count) {
-      const auto of = [](size_t count, DType type) {
-        return std::to_string(count) + " elements of " + std::string(name_of(type));
-      };
-      set_error(Error(Code::kShapeMismatch, "rank " + std::to_string(letter.from) + " sent " +
-                                                of(letter.count, letter.type) + ", and rank " +
-                                                std::to_string(to) + " expects " +
-                                                of(data.count, message.type)));
+  void take(const Inbox::Arrived& message) {
+    if (auto why = mismatch(message.envelope)) {
+      set_error(std::move(*why));
       return;
     }
-    if (!letter.bytes.empty()) std::memcpy(data.data, letter.bytes.data(), letter.bytes.size());
-    set_value(letter.from);
+    if (!message.content.empty()) {
+      std::memcpy(place.data, message.content.data(), message.content.size());
+    }
+    set_value(message.envelope.from);
   }
-
-  const int to;
-  const Message message;
-  const Block data;
 
  protected:
   bool block(Deadline deadline) override {
-    if (sleep(earlier(deadline, message.deadline))) return true;
-    if (!message.deadline.expired()) return false;
-    size_t erased = 0;
+    if (sleep(earlier(deadline, wanted.deadline))) return true;
+    if (!wanted.deadline.expired()) return false;
+    bool withdrawn = false;
     {
       MutexLock lock(room_->mutex);
-      erased =
-          std::erase_if(room_->requests, [this](const auto& one) { return one.get() == this; });
+      withdrawn = room_->inboxes[static_cast<size_t>(rank_)].withdraw(*this);
     }
-    if (erased == 0) return sleep(Deadline::never());  // its message is being copied
-    const std::string who = message.peer < 0 ? "any rank" : "rank " + std::to_string(message.peer);
-    set_error(Error(Code::kTimeout, "nothing came from " + who));
-    return true;
+    if (withdrawn) set_error(Error(Code::kTimeout, "nothing came from " + awaited()));
+    return sleep(Deadline::never());  // else its message is being copied
   }
 
  private:
   const std::shared_ptr<Room> room_;
+  const int rank_;
 };
 
 void Room::fail(const Error& why) noexcept {
-  std::vector<std::shared_ptr<Request>> ended;
+  std::vector<std::shared_ptr<messages::Receive>> ended;
   {
     MutexLock lock(mutex);
     if (!failure) failure = why;
-    ended.swap(requests);
+    for (Inbox& inbox : inboxes) {
+      for (auto& receive : inbox.posted()) {
+        inbox.withdraw(*receive);
+        ended.push_back(std::move(receive));
+      }
+    }
     changed.notify_all();
   }
-  for (const auto& request : ended) request->set_error(why);
+  for (const auto& receive : ended) receive->set_error(why);
 }
 
-Error has_left(int rank) {
-  return Error(Code::kDisconnected, "rank " + std::to_string(rank) + " has left the group")
-      .worker("rank " + std::to_string(rank));
+// Why nothing more can come for it.
+std::optional<Error> Room::why_none_locked(const messages::Receive& receive) const {
+  if (failure) return failure;
+  if (receive.wanted.peer >= 0) {
+    const bool is_left = std::find(left.begin(), left.end(), receive.wanted.peer) != left.end();
+    return is_left ? std::optional(has_left(receive.wanted.peer)) : std::nullopt;
+  }
+  if (left.empty() || left.size() + 1 < ranks.size()) return std::nullopt;
+  return Error(Code::kDisconnected, "all other ranks have left the group");
 }
 
 void Room::leave(int rank) noexcept {
   bool is_needed = false;
+  std::vector<std::pair<std::shared_ptr<messages::Receive>, Error>> ended;
   {
     MutexLock lock(mutex);
     left.push_back(rank);
     is_needed = std::find(taken.begin(), taken.end(), true) != taken.end();
+    for (size_t one = 0; one < inboxes.size(); ++one) {
+      for (auto& receive : inboxes[one].posted()) {
+        std::optional<Error> why = why_none_locked(*receive);
+        if (static_cast<int>(one) == rank)
+          why = Error(Code::kShutdown, "this rank has left the group");
+        if (!why) continue;
+        inboxes[one].withdraw(*receive);
+        ended.emplace_back(std::move(receive), std::move(*why));
+      }
+    }
   }
+  for (auto& [receive, why] : ended) receive->set_error(std::move(why));
   if (is_needed) fail(has_left(rank));
 }
 
@@ -218,53 +232,47 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
 }
 
 Future<int> FakeBackend::send(const Message& message, Block data) {
-  const size_t bytes = data.count * size_of(message.type);
-  Room::Letter letter{spec_.rank, message.peer, message.tag, message.type, data.count, {}};
-  if (bytes > 0) letter.bytes.assign(data.data, data.data + bytes);
+  const messages::Envelope envelope{spec_.rank, message.tag, message.type, data.count};
+  Room::Inbox::Arrived arrived{envelope, {}};
+  if (envelope.bytes() > 0) arrived.content.assign(data.data, data.data + envelope.bytes());
   const Promise<int> promise;
-  std::shared_ptr<Room::Request> request;
+  std::optional<Error> why;
+  std::shared_ptr<messages::Receive> receive;
   {
     MutexLock lock(room_->mutex);
-    if (room_->failure) {
-      promise.set_error(*room_->failure);
-      return promise.future();
+    why = room_->failure;
+    if (std::find(room_->left.begin(), room_->left.end(), message.peer) != room_->left.end()) {
+      why = has_left(message.peer);
     }
-    const auto found = std::find_if(room_->requests.begin(), room_->requests.end(),
-                                    [&](const auto& one) { return one->takes(letter); });
-    if (found == room_->requests.end()) {
-      room_->letters.push_back(std::move(letter));
-    } else {
-      request = std::move(*found);
-      room_->requests.erase(found);
+    if (!why) {
+      Room::Inbox& inbox = room_->inboxes[static_cast<size_t>(message.peer)];
+      receive = inbox.match(envelope);
+      if (!receive) inbox.keep(std::move(arrived));
     }
   }
-  if (request) request->take(letter);
-  promise.set_value(message.peer);
+  if (receive) static_cast<Room::Waiting&>(*receive).take(arrived);
+  if (why) {
+    promise.set_error(*why);
+  } else {
+    promise.set_value(message.peer);
+  }
   return promise.future();
 }
 
 Future<int> FakeBackend::recv(const Message& message, Block data) {
-  auto request = std::make_shared<Room::Request>(room_, spec_.rank, message, data);
-  std::optional<Room::Letter> letter;
-  std::optional<Error> failure;
+  const auto receive = std::make_shared<Room::Waiting>(room_, spec_.rank, message, data);
+  std::optional<Room::Inbox::Arrived> arrived;
+  std::optional<Error> why;
   {
     MutexLock lock(room_->mutex);
-    failure = room_->failure;
-    const auto found = std::find_if(room_->letters.begin(), room_->letters.end(),
-                                    [&](const auto& one) { return request->takes(one); });
-    if (found != room_->letters.end()) {
-      letter = std::move(*found);
-      room_->letters.erase(found);
-    } else if (!failure) {
-      room_->requests.push_back(request);
-    }
+    Room::Inbox& inbox = room_->inboxes[static_cast<size_t>(spec_.rank)];
+    arrived = inbox.post(receive);
+    if (!arrived) why = room_->why_none_locked(*receive);
+    if (why) inbox.withdraw(*receive);
   }
-  if (letter) {
-    request->take(*letter);
-  } else if (failure) {
-    request->set_error(*failure);
-  }
-  return Future<int>(request);
+  if (arrived) receive->take(*arrived);
+  if (why) receive->set_error(*why);
+  return Future<int>(receive);
 }
 
 namespace {

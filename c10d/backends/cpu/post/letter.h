@@ -1,0 +1,54 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Letter: what travels between the posts of two ranks.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace farspan::dist::cpu {
+
+// A line belongs to who dialled it: its messages go one way on it, and answers come back. Numbers
+// as they lie in memory, little-endian; `bytes` more follow.
+struct Letter {
+  enum Kind : uint8_t {
+    // There:
+    kHello = 1,  // the first: `from` is the dialler's rank in the default group, `offer` the token
+                 // of who listens
+    kMessage = 2,   // with its bytes
+    kOffer = 3,     // a message that is too large to be sent before somebody asks for it
+    kData = 4,      // a part of what was accepted, from `offset` on
+    kWithdraw = 5,  // of an offer: whoever sent it has given up
+    kAskLeft = 6,   // whether the other end, `from` in the group, has left it
+    // Back:
+    kAccept = 16,   // of an offer
+    kRefuse = 17,   // of an offer; `bytes` of text say why, `count` is the Code
+    kClaimed = 18,  // messages of so many bytes (`count`) have been asked for
+    // Both ways:
+    kLeft = 32,  // `from` has left the group
+  };
+  static constexpr uint32_t kMagic = 0x31504c46;
+
+  uint32_t magic = kMagic;
+  Kind kind = kHello;
+  uint8_t type = 0;  // DType
+  uint16_t reserved = 0;
+  int32_t from = -1;  // rank in the group
+  int32_t tag = 0;
+  uint64_t group = 0;
+  uint64_t count = 0;  // elements of the message
+  uint64_t offer = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+static_assert(sizeof(Letter) == 56);
+static_assert(std::endian::native == std::endian::little);
+
+// Messages up to this size are sent at once, whether somebody has asked for them or not.
+inline constexpr uint64_t kEagerBytes = 32 << 10;
+// As long as those that nobody has asked for are no more than this, for each pair of ranks.
+inline constexpr uint64_t kUnclaimedBytes = 4 << 20;
+// Larger ones travel in parts, between which others may pass.
+inline constexpr uint64_t kPartBytes = 1 << 20;
+
+}  // namespace farspan::dist::cpu

@@ -1,0 +1,134 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Line: a connection on which letters travel.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <farspan/c10d/backends/cpu/post/letter.h>
+#include <farspan/c10d/backends/cpu/post/sending.h>
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/transport/transport.h>
+
+namespace farspan::dist::cpu {
+
+class Line;
+
+// What a line tells its post. on_letter() and find() come from the one thread that reads the line
+// just now, and must be quick.
+class LineOwner {
+ public:
+  virtual void on_letter(Line& line, const Letter& letter, std::span<const std::byte> rest,
+                         std::vector<Ending>& endings) = 0;
+  // Where a part of a message goes; null: nobody wants it any more.
+  virtual std::shared_ptr<Filling> find(const Line& line, uint64_t offer) = 0;
+  virtual void on_filled(const Line& line, uint64_t offer, std::vector<Ending>& endings) = 0;
+  virtual void on_sent(const Sending& sending) = 0;
+  // Once, unless it was closed from this end.
+  virtual void on_end(Line& line, const Error& why) = 0;
+
+ protected:
+  ~LineOwner() = default;
+};
+
+// Threading: every method from any thread. Lifetime: shared by its owner and the reactor.
+class Line final : public net::Source {
+ public:
+  Line(std::shared_ptr<net::Reactor> reactor, std::weak_ptr<LineOwner> owner, bool dialled);
+
+  // From now on letters flow; those sent before have waited.
+  void open(std::unique_ptr<transport::Stream> stream);
+
+  // The letter leaves at once, or as soon as there is room. `rest` is copied where it must wait.
+  //   returns  false when the line has ended
+  bool post(Letter letter, std::span<const std::byte> rest = {}) noexcept;
+  // The bytes of an accepted message, to be written by write_on(); the owner hears when all have
+  // left.
+  void add(std::shared_ptr<Sending> sending);
+  void write_on() noexcept;
+  // Its memory is not read after this.
+  void give_up(const Sending& sending) noexcept;
+
+  // Waits until all has left, until the deadline at most.
+  void drain(Deadline deadline) noexcept;
+  void close() noexcept;
+  // Ends as if the connection had.
+  void end(const Error& why) noexcept;
+
+  bool is_dialled() const noexcept { return dialled_; }
+  // The other end's rank in the default group; -1 until it has said so.
+  int peer() const noexcept { return peer_.load(); }
+  void set_peer(int rank) noexcept { peer_.store(rank); }
+
+  // What was sent on it, and has not been asked for, as far as is known. False: there is no room.
+  bool take_room(uint64_t bytes) noexcept;
+  void give_room(uint64_t bytes) noexcept { unclaimed_.fetch_sub(bytes); }
+  // At the other end: so many bytes have been asked for.
+  void claim(uint64_t bytes) noexcept;
+
+  // net::Source
+  int descriptor() const noexcept override { return stream_->read_descriptor(); }
+  int write_descriptor() const noexcept override {
+    return stream_ ? stream_->write_descriptor() : -1;
+  }
+  bool pump(net::Role& role) noexcept override;
+  bool flush() noexcept override;
+
+ private:
+  enum class State { kOpening, kOpen, kEnded };
+  struct Part {  // of a message, on its way
+    Letter letter;
+    const std::byte* data;
+    size_t done;                  // bytes, with those of the letter
+    std::shared_ptr<Sending> of;  // null: nobody waits for it any more
+    std::vector<std::byte> copy;
+  };
+  struct Outgoing {  // a message of which parts are left
+    std::shared_ptr<Sending> sending;
+    uint64_t offset = 0;
+  };
+  using Sent = std::vector<std::shared_ptr<Sending>>;
+
+  transport::IoResult read_some();
+  void take_in(LineOwner& owner, std::vector<Ending>& endings);
+  void begin_data(LineOwner& owner, const Letter& letter);
+  void data_came(LineOwner& owner, size_t bytes, std::vector<Ending>& endings);
+  size_t staged() const noexcept { return staged_end_ - staged_begin_; }
+
+  // False when the line is broken.
+  bool write_locked(Sent& sent) FARSPAN_REQUIRES(writing_);
+  bool next_part_locked() FARSPAN_REQUIRES(writing_);
+  int64_t move_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(writing_);
+  bool has_left_locked() const FARSPAN_REQUIRES(writing_);
+  void tell_sent(const Sent& sent) noexcept;
+  void after_writing(bool intact, bool left, const Sent& sent) noexcept;
+
+  const std::shared_ptr<net::Reactor> reactor_;
+  const std::weak_ptr<LineOwner> owner_;
+  const bool dialled_;
+  std::atomic<int> peer_{-1};
+  std::atomic<State> state_{State::kOpening};
+  std::atomic<uint64_t> unclaimed_{0}, claimed_{0};
+  std::unique_ptr<transport::Stream> stream_;  // constant after open()
+
+  // Of the holder of the role: what was read and not understood yet, and the data that come.
+  std::vector<std::byte> staging_;
+  size_t staged_begin_ = 0, staged_end_ = 0;
+  std::shared_ptr<Filling> filling_;
+  uint64_t data_offer_ = 0, data_at_ = 0, data_left_ = 0;
+
+  Mutex writing_;
+  bool may_write_ FARSPAN_GUARDED_BY(writing_) = false;
+  std::vector<std::byte> small_ FARSPAN_GUARDED_BY(writing_);  // letters that wait
+  size_t small_done_ FARSPAN_GUARDED_BY(writing_) = 0;
+  std::optional<Part> part_ FARSPAN_GUARDED_BY(writing_);
+  std::deque<Outgoing> outgoing_ FARSPAN_GUARDED_BY(writing_);
+};
+
+}  // namespace farspan::dist::cpu

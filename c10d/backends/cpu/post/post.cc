@@ -1,0 +1,301 @@
+// Messages: how they are sent, and find who asked for them.
+#include <farspan/c10d/backends/cpu/post/post.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include <farspan/c10d/backends/cpu/post/waiting.h>
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/transport/unix/unix_transport.h>
+
+namespace farspan::dist::cpu {
+namespace {
+
+constexpr std::chrono::seconds kDialTime{30};
+// What a message counts for beside its bytes, so that many small ones are limited, too.
+constexpr uint64_t kMessageOverhead = 64;
+
+Letter letter_of(Letter::Kind kind, uint64_t group, const messages::Envelope& envelope) {
+  Letter letter;
+  letter.kind = kind;
+  letter.group = group;
+  letter.type = static_cast<uint8_t>(envelope.type);
+  letter.from = envelope.from;
+  letter.tag = envelope.tag;
+  letter.count = envelope.count;
+  return letter;
+}
+
+Future<int> make_failed(const Error& why) {
+  const Promise<int> promise;
+  promise.set_error(why);
+  return promise.future();
+}
+
+void copy(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+Post::Post(std::shared_ptr<net::Reactor> reactor, const std::shared_ptr<net::Loop>& loop)
+    : reactor_(std::move(reactor)), transport_(transport::make_unix_transport(loop, *reactor_)) {}
+
+PostAddress Post::listen() {
+  std::random_device random;
+  token_ = (uint64_t{random()} << 32) | random();
+  listener_ = transport_->listen("", [weak = weak_from_this()](auto stream) {
+    if (const auto self = weak.lock()) self->add_visitor(std::move(stream));
+  });
+  return {listener_->endpoint(), token_};
+}
+
+void Post::open(PostWorld world) {
+  world_ = std::move(world);
+  std::vector<std::unique_ptr<transport::Stream>> early;
+  {
+    MutexLock lock(mutex_);
+    opened_ = true;
+    early.swap(early_);
+  }
+  for (auto& stream : early) add_visitor(std::move(stream));
+}
+
+std::string Post::name_of(int rank) const { return world_.names[static_cast<size_t>(rank)]; }
+
+Error Post::gone(int rank) const {
+  return Error(Code::kDisconnected, name_of(rank) + " is gone").worker(name_of(rank));
+}
+
+void Post::add_visitor(std::unique_ptr<transport::Stream> stream) {
+  const auto line = std::make_shared<Line>(reactor_, weak_from_this(), false);
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return;
+    if (!opened_) return early_.push_back(std::move(stream));
+    visitors_.push_back(line);
+  }
+  line->open(std::move(stream));
+}
+
+std::shared_ptr<Line> Post::line_to(int rank) {
+  std::shared_ptr<Line> line;
+  {
+    MutexLock lock(mutex_);
+    const auto found = lines_.find(rank);
+    if (found != lines_.end()) return found->second;
+    line = std::make_shared<Line>(reactor_, weak_from_this(), true);
+    line->set_peer(rank);
+    if (stopped_) {
+      line->close();
+      return line;
+    }
+    lines_.emplace(rank, line);
+  }
+  Letter hello;
+  hello.from = world_.rank;
+  hello.offer = world_.addresses[static_cast<size_t>(rank)].token;
+  line->post(hello);
+  dial(line, rank);
+  return line;
+}
+
+void Post::dial(const std::shared_ptr<Line>& line, int rank) {
+  transport_->connect(world_.addresses[static_cast<size_t>(rank)].endpoint,
+                      Deadline::after(kDialTime),
+                      [line](std::variant<std::unique_ptr<transport::Stream>, Error> result) {
+                        if (auto* const stream = std::get_if<0>(&result))
+                          return line->open(std::move(*stream));
+                        line->end(std::get<1>(result));
+                      });
+}
+
+// Sending.
+
+Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& message, Block data) {
+  const int rank = spec.ranks[static_cast<size_t>(message.peer)];
+  Doing doing;
+  const messages::Envelope envelope{spec.rank, message.tag, message.type, data.count};
+  const auto make = [&] {
+    return std::make_shared<Sending>(shared_from_this(), next_offer_.fetch_add(1), group, rank,
+                                     spec.rank, message, data);
+  };
+  std::shared_ptr<Sending> sending;
+  if (rank == world_.rank) {
+    sending = make();
+    MutexLock lock(mutex_);
+    Box& box = box_locked(group, spec);
+    Inbox::Arrived own{envelope, {{}, sending->id, nullptr}};
+    offers_.emplace(sending->id, sending);
+    if (const auto receive = box.inbox.match(envelope)) {
+      match_locked(std::move(own), receive, doing);
+    } else {
+      box.inbox.keep(std::move(own));
+      look_soon_locked();
+    }
+  } else {
+    std::optional<Error> why;
+    {
+      MutexLock lock(mutex_);
+      why = why_unsent_locked(group, spec, message.peer);
+    }
+    if (why) return make_failed(*why);
+    const auto line = line_to(rank);
+    if (envelope.bytes() <= kEagerBytes && line->take_room(envelope.bytes() + kMessageOverhead)) {
+      const Letter letter = letter_of(Letter::kMessage, group, envelope);
+      if (!line->post(letter, {data.data, envelope.bytes()})) {
+        return make_failed(gone(rank));
+      }
+      return make_ready_future(message.peer);
+    }
+    sending = make();
+    {
+      MutexLock lock(mutex_);
+      offers_.emplace(sending->id, sending);
+      look_soon_locked();
+    }
+    Letter letter = letter_of(Letter::kOffer, group, envelope);
+    letter.offer = sending->id;
+    if (!line->post(letter)) {  // it has ended, and on_end() may have come before the offer
+      MutexLock lock(mutex_);
+      if (offers_.erase(sending->id) > 0) doing.endings.push_back({sending, -1, gone(rank)});
+    }
+  }
+  perform_and_tell(doing);
+  return Future<int>(sending);
+}
+
+void Post::on_sent(const Sending& sending) {
+  std::shared_ptr<Sending> done;
+  {
+    MutexLock lock(mutex_);
+    const auto found = offers_.find(sending.id);
+    if (found == offers_.end()) return;
+    done = std::move(found->second);
+    offers_.erase(found);
+  }
+  done->set_value(done->message.peer);
+}
+
+// Receiving.
+
+Future<int> Post::recv(uint64_t group, const GroupSpec& spec, const Message& message, Block data) {
+  const int from = message.peer < 0 ? -1 : spec.ranks[static_cast<size_t>(message.peer)];
+  const auto receive = std::make_shared<Waiting>(shared_from_this(), group, from, message, data);
+  Doing doing;
+  {
+    MutexLock lock(mutex_);
+    Box& box = box_locked(group, spec);
+    if (auto found = box.inbox.post(receive)) {
+      match_locked(std::move(*found), receive, doing);
+    } else if (auto why = why_none_locked(group, *receive)) {
+      box.inbox.withdraw(*receive);
+      doing.endings.push_back({receive, -1, std::move(why)});
+    } else {
+      look_soon_locked();
+    }
+  }
+  perform_and_tell(doing);
+  return Future<int>(receive);
+}
+
+// A message and the receive that takes it, neither of which is in the inbox any more.
+void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& receive,
+                        Doing& doing) {
+  const messages::Envelope& envelope = message.envelope;
+  Content& content = message.content;
+  auto mismatch = receive->mismatch(envelope);
+  const bool is_own = content.offer != 0 && !content.line;
+  std::shared_ptr<Sending> own;
+  if (is_own) {
+    const auto found = offers_.find(content.offer);
+    own = std::move(found->second);
+    offers_.erase(found);
+  }
+  if (content.offer == 0) doing.claims.emplace_back(content.line, envelope.bytes());
+  if (mismatch) {
+    if (own) {
+      doing.endings.push_back({own, -1, mismatch});
+    } else if (content.offer != 0) {
+      Letter letter;
+      letter.kind = Letter::kRefuse;
+      letter.offer = content.offer;
+      letter.count = static_cast<uint64_t>(mismatch->code());
+      doing.replies.push_back({content.line, letter, mismatch->message()});
+    }
+    doing.endings.push_back({receive, -1, std::move(mismatch)});
+  } else if (own) {
+    doing.copies.push_back({std::move(own), {}, envelope.from, receive});
+  } else if (content.offer == 0) {
+    doing.copies.push_back({nullptr, std::move(content.bytes), envelope.from, receive});
+  } else {
+    fillings_.emplace(FillingKey(content.line.get(), content.offer),
+                      std::make_shared<Filling>(receive, envelope.from));
+    Letter letter;
+    letter.kind = Letter::kAccept;
+    letter.offer = content.offer;
+    doing.replies.push_back({content.line, letter, {}});
+  }
+}
+
+void Post::perform(Doing& doing) {
+  for (auto& one : doing.copies) {
+    const std::byte* const from = one.from ? one.from->data.data : one.bytes.data();
+    copy(one.to->place.data, from, one.to->place.count * size_of(one.to->wanted.type));
+    doing.endings.push_back({one.to, one.sender});
+    if (one.from) doing.endings.push_back({one.from, one.from->message.peer});
+  }
+  for (const auto& [line, letter, text] : doing.replies) {
+    line->post(letter, std::as_bytes(std::span(text)));
+  }
+  for (const auto& [line, bytes] : doing.claims) line->claim(bytes + kMessageOverhead);
+}
+
+void Post::perform_and_tell(Doing& doing) noexcept {
+  perform(doing);
+  for (Ending& ending : doing.endings) ending.tell();
+}
+
+Post::Box& Post::box_locked(uint64_t group, const GroupSpec& spec) {
+  Box& box = boxes_[group];
+  if (box.ranks.empty()) box.ranks = spec.ranks;
+  return box;
+}
+
+std::optional<Error> Post::why_unsent_locked(uint64_t group, const GroupSpec& spec,
+                                             int place) const {
+  const int rank = spec.ranks[static_cast<size_t>(place)];
+  if (stopped_ || left_.contains(group)) {
+    return Error(Code::kShutdown, "this rank has left the group");
+  }
+  if (gone_.contains(rank)) return gone(rank);
+  const auto box = boxes_.find(group);
+  if (box == boxes_.end() || !box->second.left.contains(place)) return std::nullopt;
+  return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
+}
+
+// Why nothing more can come for it.
+std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receive) const {
+  if (stopped_ || left_.contains(group)) {
+    return Error(Code::kShutdown, "this rank has left the group");
+  }
+  const Box& box = boxes_.at(group);
+  const auto is_left = [&](int place) { return box.left.contains(place); };
+  if (receive.wanted.peer >= 0) {
+    const int rank = box.ranks[static_cast<size_t>(receive.wanted.peer)];
+    if (gone_.contains(rank)) return gone(rank);
+    if (!is_left(receive.wanted.peer)) return std::nullopt;
+    return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
+  }
+  size_t left = 0;
+  for (size_t place = 0; place < box.ranks.size(); ++place) {
+    if (gone_.contains(box.ranks[place])) return gone(box.ranks[place]);
+    left += is_left(static_cast<int>(place)) ? 1 : 0;
+  }
+  if (left == 0 || left + 1 < box.ranks.size()) return std::nullopt;
+  return Error(Code::kDisconnected, "all other ranks have left the group");
+}
+
+}  // namespace farspan::dist::cpu

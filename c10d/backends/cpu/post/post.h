@@ -1,0 +1,182 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Post: the messages between this rank and the others, of all groups.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/backends/cpu/post/line.h>
+#include <farspan/c10d/backends/messages/inbox.h>
+#include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/transport/transport.h>
+
+namespace farspan::dist::cpu {
+
+// Where a rank gets its messages.
+struct PostAddress {
+  std::string endpoint;  // of a transport
+  uint64_t token = 0;    // who connects must show it
+};
+
+// What the post does not know itself.
+struct PostWorld {
+  int rank = 0;                        // this process, in the default group
+  std::vector<PostAddress> addresses;  // by rank
+  std::vector<std::string> names;      // "rank 3 (host:pid)"
+  std::function<void(int)> watch;      // somebody waits long for this rank
+  std::function<void(int)> on_gone;    // the line to it has ended
+};
+
+// Up to kEagerBytes a message is sent at once. A larger one is offered, and its bytes travel when a
+// receive has been found for it: straight from the one tensor into the other. Lines are made when
+// they are needed, by who sends.
+//
+// Threading: every method from any thread. Lifetime: shared by what is under way; stop() ends it.
+class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
+ public:
+  Post(std::shared_ptr<net::Reactor> reactor, const std::shared_ptr<net::Loop>& loop);
+
+  // Begins to listen. What comes before open() waits.
+  PostAddress listen();
+  // Before the first send() and recv().
+  void open(PostWorld world);
+
+  // See Backend. `group` is the number of the group `spec`.
+  Future<int> send(uint64_t group, const GroupSpec& spec, const Message& message, Block data);
+  Future<int> recv(uint64_t group, const GroupSpec& spec, const Message& message, Block data);
+
+  // Ends what is under way in a group.
+  void fail(uint64_t group, const Error& why) noexcept;
+  // This rank has left a group: what is under way here ends, and others are told.
+  void leave(uint64_t group, const GroupSpec& spec) noexcept;
+  // A rank is gone: so is what needs it.
+  void lose(int rank) noexcept;
+
+  // What was sent leaves first, for `at_most` in all.
+  void stop(Millis at_most) noexcept;
+
+  // For what waits: by the deadline, or ended because its own has passed.
+  bool wait(Sending& sending, Deadline deadline);
+  class Waiting;  // a receive of this post's
+  bool wait(Waiting& receive, Deadline deadline);
+
+  // LineOwner
+  void on_letter(Line& line, const Letter& letter, std::span<const std::byte> rest,
+                 std::vector<Ending>& endings) override;
+  std::shared_ptr<Filling> find(const Line& line, uint64_t offer) override;
+  void on_filled(const Line& line, uint64_t offer, std::vector<Ending>& endings) override;
+  void on_sent(const Sending& sending) override;
+  void on_end(Line& line, const Error& why) override;
+
+ private:
+  struct Content {                 // of a message that nobody has asked for
+    std::vector<std::byte> bytes;  // of an eager one; else:
+    uint64_t offer = 0;
+    std::shared_ptr<Line> line;  // null: this rank's own
+  };
+  using Inbox = messages::Inbox<Content>;
+  using Receive = messages::Receive;
+  struct Box {  // of one group
+    Inbox inbox;
+    std::vector<int> ranks;  // empty: messages have come, and this rank has not used it yet
+    std::set<int> left;      // who has left it, by rank in the group
+    std::set<int> asked;     // who would have told that
+  };
+  // What follows from what was decided under the lock, and is done without it.
+  struct Doing {
+    struct Reply {
+      std::shared_ptr<Line> line;
+      Letter letter;
+      std::string text;
+    };
+    struct Copy {
+      std::shared_ptr<Sending> from;  // this rank's own, or:
+      std::vector<std::byte> bytes;
+      int sender;
+      std::shared_ptr<Receive> to;
+    };
+    std::vector<Ending> endings;
+    std::vector<Reply> replies;
+    std::vector<Copy> copies;
+    std::vector<std::pair<std::shared_ptr<Line>, uint64_t>> claims;
+    bool accepted = false;  // a message of this rank's, which can be written now
+  };
+  struct Looks {  // what look() does without the lock
+    std::set<int> watched;
+    std::set<std::pair<uint64_t, int>> asked;
+  };
+  using FillingKey = std::pair<const Line*, uint64_t>;
+
+  void add_visitor(std::unique_ptr<transport::Stream> stream);
+  std::shared_ptr<Line> line_to(int rank);
+  void dial(const std::shared_ptr<Line>& line, int rank);
+  void greet(Line& line, const Letter& hello);
+
+  Box& box_locked(uint64_t group, const GroupSpec& spec) FARSPAN_REQUIRES(mutex_);
+  std::optional<Error> why_none_locked(uint64_t group, const Receive& receive) const
+      FARSPAN_REQUIRES(mutex_);
+  std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
+      FARSPAN_REQUIRES(mutex_);
+  void offer(const std::shared_ptr<Sending>& sending, Doing& doing);
+  void match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& receive, Doing& doing)
+      FARSPAN_REQUIRES(mutex_);
+  // All but telling who waits.
+  void perform(Doing& doing);
+  void perform_and_tell(Doing& doing) noexcept;
+
+  void message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
+                    Doing& doing);
+  void withdrawn(const Line& line, const Letter& letter, Doing& doing);
+  void refused(const Letter& letter, std::span<const std::byte> text, Doing& doing);
+  void note_left(const Letter& letter, Doing& doing);
+  void end_hopeless_locked(uint64_t group, Doing& doing) FARSPAN_REQUIRES(mutex_);
+
+  // Looking after those whose time has passed, or who wait long.
+  bool expire(Sending& sending);
+  bool expire(Waiting& receive);
+  bool withdraw_locked(Sending& sending, Doing& doing) FARSPAN_REQUIRES(mutex_);
+  bool withdraw_locked(Waiting& receive) FARSPAN_REQUIRES(mutex_);
+  void withdraw_if_locked(const std::function<bool(const Sending&)>& condition,
+                          const std::function<Error(const Sending&)>& why, Doing& doing)
+      FARSPAN_REQUIRES(mutex_);
+  void look_soon_locked() FARSPAN_REQUIRES(mutex_);
+  void look();
+  // Adds who should be watched, and asked whether they have left the group.
+  bool look_at_locked(uint64_t group, Box& box, Looks& looks, Doing& doing)
+      FARSPAN_REQUIRES(mutex_);
+  void ask_whether_left(uint64_t group, int rank);
+  static Error late(const Sending& sending);
+  static Error late(const Receive& receive);
+  Error gone(int rank) const;
+  std::string name_of(int rank) const;
+
+  const std::shared_ptr<net::Reactor> reactor_;
+  const std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<transport::Listener> listener_;
+  uint64_t token_ = 0;
+  PostWorld world_;  // constant after open(), before which no line is read
+
+  std::atomic<uint64_t> next_offer_{1};
+  mutable Mutex mutex_;
+  bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
+  bool opened_ FARSPAN_GUARDED_BY(mutex_) = false;
+  std::vector<std::unique_ptr<transport::Stream>> early_ FARSPAN_GUARDED_BY(mutex_);
+  bool looking_ FARSPAN_GUARDED_BY(mutex_) = false;  // look() will come
+  std::map<uint64_t, Box> boxes_ FARSPAN_GUARDED_BY(mutex_);
+  std::set<uint64_t> left_ FARSPAN_GUARDED_BY(mutex_);  // groups
+  std::set<int> gone_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<int, std::shared_ptr<Line>> lines_ FARSPAN_GUARDED_BY(mutex_);  // dialled, by rank
+  std::vector<std::shared_ptr<Line>> visitors_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::shared_ptr<Sending>> offers_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<FillingKey, std::shared_ptr<Filling>> fillings_ FARSPAN_GUARDED_BY(mutex_);
+};
+
+}  // namespace farspan::dist::cpu

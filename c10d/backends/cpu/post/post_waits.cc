@@ -1,0 +1,192 @@
+// Who waits: what to do when time passes.
+#include <algorithm>
+#include <utility>
+
+#include <farspan/c10d/backends/cpu/post/post.h>
+#include <farspan/c10d/backends/cpu/post/waiting.h>
+
+namespace farspan::dist::cpu {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAgain{100};
+// After this the other end is watched.
+constexpr std::chrono::milliseconds kLongWait{500};
+
+}  // namespace
+
+bool Sending::block(Deadline deadline) { return post_->wait(*this, deadline); }
+
+Error Post::late(const Sending& sending) {
+  return Error(Code::kTimeout, "the message was not taken in time")
+      .advice("look whether rank " + std::to_string(sending.message.peer) +
+              " calls recv() for tag " + std::to_string(sending.message.tag));
+}
+
+Error Post::late(const Receive& receive) {
+  return Error(Code::kTimeout, "nothing came from " + receive.awaited())
+      .advice("look whether it calls send() with tag " + std::to_string(receive.wanted.tag));
+}
+
+bool Post::wait(Sending& sending, Deadline deadline) {
+  std::shared_ptr<Line> line;
+  {
+    MutexLock lock(mutex_);
+    const auto found = lines_.find(sending.rank);
+    if (found != lines_.end()) line = found->second;
+  }
+  const Deadline own = sending.message.deadline;
+  if (reactor_->wait(sending, earlier(deadline, own), line.get())) return true;
+  return own.expired() && expire(sending);
+}
+
+bool Post::wait(Waiting& receive, Deadline deadline) {
+  std::shared_ptr<Line> line;
+  if (receive.rank >= 0) {
+    MutexLock lock(mutex_);
+    for (const auto& one : visitors_) {
+      if (one->peer() == receive.rank) line = one;
+    }
+  }
+  const Deadline own = receive.wanted.deadline;
+  if (reactor_->wait(receive, earlier(deadline, own), line.get())) return true;
+  return own.expired() && expire(receive);
+}
+
+bool Post::withdraw_locked(Sending& sending, Doing& doing) {
+  if (offers_.erase(sending.id) == 0) return false;
+  const auto box = boxes_.find(sending.group);
+  if (sending.rank == world_.rank && box != boxes_.end()) {
+    box->second.inbox.drop_if(
+        [&](const auto& one) { return !one.content.line && one.content.offer == sending.id; });
+  }
+  const auto line = lines_.find(sending.rank);
+  if (line == lines_.end()) return true;
+  line->second->give_up(sending);
+  Letter letter;
+  letter.kind = Letter::kWithdraw;
+  letter.group = sending.group;
+  letter.offer = sending.id;
+  doing.replies.push_back({line->second, letter, {}});
+  return true;
+}
+
+void Post::withdraw_if_locked(const std::function<bool(const Sending&)>& condition,
+                              const std::function<Error(const Sending&)>& why, Doing& doing) {
+  std::vector<std::shared_ptr<Sending>> chosen;
+  for (const auto& [id, sending] : offers_) {
+    if (condition(*sending)) chosen.push_back(sending);
+  }
+  for (const auto& sending : chosen) {
+    if (withdraw_locked(*sending, doing)) doing.endings.push_back({sending, -1, why(*sending)});
+  }
+}
+
+// False when its message is being copied just now.
+bool Post::withdraw_locked(Waiting& receive) {
+  const auto box = boxes_.find(receive.group);
+  if (box != boxes_.end() && box->second.inbox.withdraw(receive)) return true;
+  const auto filling = std::find_if(fillings_.begin(), fillings_.end(), [&](const auto& one) {
+    return one.second->receive().get() == &receive;
+  });
+  if (filling == fillings_.end()) return false;
+  filling->second->give_up();
+  fillings_.erase(filling);
+  return true;
+}
+
+bool Post::expire(Sending& sending) {
+  Doing doing;
+  bool withdrawn = false;
+  {
+    MutexLock lock(mutex_);
+    withdrawn = withdraw_locked(sending, doing);
+  }
+  perform_and_tell(doing);
+  if (withdrawn) sending.set_error(late(sending));
+  return sending.sleep(Deadline::never());  // else whoever took it is about to tell
+}
+
+bool Post::expire(Waiting& receive) {
+  bool withdrawn = false;
+  {
+    MutexLock lock(mutex_);
+    withdrawn = withdraw_locked(receive);
+  }
+  if (withdrawn) receive.set_error(late(receive));
+  return receive.sleep(Deadline::never());
+}
+
+void Post::look_soon_locked() {
+  if (std::exchange(looking_, true)) return;
+  reactor_->timers().add(Clock::now() + kLookAgain, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->look();
+  });
+}
+
+bool Post::look_at_locked(uint64_t group, Box& box, Looks& looks, Doing& doing) {
+  bool some_left = false;
+  for (auto& receive : box.inbox.posted()) {
+    if (receive->wanted.deadline.expired()) {
+      box.inbox.withdraw(*receive);
+      Error why = late(*receive);
+      doing.endings.push_back({std::move(receive), -1, std::move(why)});
+      continue;
+    }
+    some_left = true;
+    if (Clock::now() - receive->posted < kLongWait) continue;
+    for (size_t place = 0; place < box.ranks.size(); ++place) {
+      const int rank = box.ranks[place];
+      if (rank == world_.rank || gone_.contains(rank)) continue;
+      if (receive->wanted.peer >= 0 && static_cast<size_t>(receive->wanted.peer) != place) continue;
+      looks.watched.insert(rank);
+      if (box.asked.insert(static_cast<int>(place)).second) looks.asked.emplace(group, rank);
+    }
+  }
+  return some_left;
+}
+
+// Ends what nobody waits for and whose time has passed, and watches those that others wait for.
+void Post::look() {
+  Doing doing;
+  Looks looks;
+  {
+    MutexLock lock(mutex_);
+    looking_ = false;
+    bool some_left = !offers_.empty() || !fillings_.empty();
+    for (auto& [group, box] : boxes_) some_left |= look_at_locked(group, box, looks, doing);
+    for (const auto& [id, sending] : offers_) {
+      const bool is_long = Clock::now() - sending->begun > kLongWait;
+      if (is_long && sending->rank != world_.rank) looks.watched.insert(sending->rank);
+    }
+    withdraw_if_locked([](const Sending& one) { return one.message.deadline.expired(); },
+                       [](const Sending& one) { return late(one); }, doing);
+    std::erase_if(fillings_, [&](const auto& one) {
+      const auto& receive = one.second->receive();
+      if (!receive->wanted.deadline.expired()) return false;
+      one.second->give_up();
+      doing.endings.push_back({receive, -1, late(*receive)});
+      return true;
+    });
+    if (some_left && !stopped_) look_soon_locked();
+  }
+  perform_and_tell(doing);
+  for (const int rank : looks.watched) world_.watch(rank);
+  for (const auto& [group, rank] : looks.asked) ask_whether_left(group, rank);
+}
+
+// The answer comes only from who has.
+void Post::ask_whether_left(uint64_t group, int rank) {
+  Letter letter;
+  letter.kind = Letter::kAskLeft;
+  letter.group = group;
+  {
+    MutexLock lock(mutex_);
+    const auto box = boxes_.find(group);
+    if (box == boxes_.end()) return;
+    const auto& ranks = box->second.ranks;
+    letter.from = static_cast<int32_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  }
+  line_to(rank)->post(letter);
+}
+
+}  // namespace farspan::dist::cpu

@@ -1,0 +1,48 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Receive: a receive that waits for its message. Envelope: what a message is, before its bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/group/backend.h>
+#include <farspan/c10d/group/dtype_info.h>
+
+namespace farspan::dist::messages {
+
+struct Envelope {
+  int from = -1;  // rank in the group
+  int tag = 0;
+  DType type = {};
+  uint64_t count = 0;  // elements
+
+  uint64_t bytes() const noexcept { return count * size_of(type); }
+};
+
+// "3 elements of float32".
+std::string describe(uint64_t count, DType type);
+
+// The future of who asked. Its value is the rank in the group that the message came from.
+//
+// Threading: as FutureState; the rest is constant.
+class Receive : public detail::FutureState<int> {
+ public:
+  Receive(const Message& message, Block data) : wanted(message), place(data) {}
+
+  const Message wanted;
+  const Block place;
+  const TimePoint posted = Clock::now();
+
+  bool fits(const Envelope& envelope) const noexcept {
+    return envelope.tag == wanted.tag && (wanted.peer < 0 || wanted.peer == envelope.from);
+  }
+  // Why a message that fits cannot be taken; nothing when it can.
+  std::optional<Error> mismatch(const Envelope& envelope) const;
+  // "rank 3", "any rank".
+  std::string awaited() const;
+};
+
+}  // namespace farspan::dist::messages

@@ -1,0 +1,50 @@
+// The cpu backend's ranks as objects of one process, without LibTorch.
+#pragma once
+
+#include <farspan/c10d/backends/cpu/cpu.h>
+#include <farspan/c10d/store/hash_store.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace farspan::dist::testing {
+
+inline std::shared_ptr<Backend> join_job(std::shared_ptr<Store> store, int rank, int ranks) {
+  BackendContext context;
+  context.store = std::move(store);
+  context.group.name = "world";
+  context.group.rank = rank;
+  for (int one = 0; one < ranks; ++one) context.group.ranks.push_back(one);
+  context.deadline = Deadline::after(std::chrono::seconds(60));
+  return cpu::make_cpu_backend(context);
+}
+
+// All ranks of a job.
+inline std::vector<std::shared_ptr<Backend>> make_job(int ranks) {
+  const auto store = std::make_shared<HashStore>();
+  std::vector<std::shared_ptr<Backend>> job(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back(
+        [&, rank] { job[static_cast<size_t>(rank)] = join_job(store, rank, ranks); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return job;
+}
+
+// Bytes to send, and to receive.
+inline Block block_of(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
+
+inline Message message(int peer, int tag = 0, Millis timeout = std::chrono::seconds(60)) {
+  Message message;
+  message.peer = peer;
+  message.tag = tag;
+  message.type = DType::UINT8;
+  message.deadline = Deadline::after(timeout);
+  return message;
+}
+
+}  // namespace farspan::dist::testing

@@ -1,0 +1,275 @@
+// The rules under test: c10d/backends/README.md, "Messages". What every backend does is in
+// tests/conformance/message_cases.cc; here is what can go wrong between posts, and runs under
+// ThreadSanitizer.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <sstream>
+
+#include <farspan/c10d/backends/cpu/post/letter.h>
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/owned_descriptor.h>
+
+#include "c10d/backends/cpu_job.h"
+
+namespace farspan::dist {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::block_of;
+using ::testing::HasSubstr;
+using testing::make_job;
+using testing::message;
+using Bytes = std::vector<std::byte>;
+
+Bytes bytes_of(size_t size, unsigned seed) {
+  Bytes bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(seed + i * 7 + (i >> 8));
+  return bytes;
+}
+
+Error error_of(const Future<int>& future) {
+  EXPECT_TRUE(future.wait_for(30s));
+  return future.has_error() ? future.error() : Error(Code::kOk, "it succeeded");
+}
+
+TEST(Post, EveryByteArrivesInEveryOrder) {
+  constexpr int kRanks = 3, kMessages = 60;
+  const auto job = make_job(kRanks);
+  const auto size_of_message = [](int from, int to, int i) {
+    std::mt19937 random(static_cast<unsigned>(from * 7919 + to * 31 + i));
+    return size_t{1} << (random() % 22);
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int peer = 0; peer < kRanks; ++peer) {
+      Backend& backend = *job[static_cast<size_t>(rank)];
+      threads.emplace_back([&backend, rank, peer, &size_of_message] {
+        for (int i = 0; i < kMessages; ++i) {
+          Bytes bytes = bytes_of(size_of_message(rank, peer, i), static_cast<unsigned>(i));
+          backend.send(message(peer, rank), block_of(bytes)).wait();
+        }
+      });
+      threads.emplace_back([&backend, rank, peer, &size_of_message] {
+        for (int i = 0; i < kMessages; ++i) {
+          Bytes got(size_of_message(peer, rank, i));
+          const int from = i % 3 == 0 ? -1 : peer;  // the tag says who, too
+          EXPECT_EQ(backend.recv(message(from, peer), block_of(got)).wait(), peer);
+          ASSERT_EQ(got, bytes_of(got.size(), static_cast<unsigned>(i))) << peer << " " << i;
+        }
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Who sends gives up at any moment, and changes the bytes at once: what arrives is whole, or is
+// said not to have come.
+TEST(Post, WhatASenderGivesUpIsNeverReceivedHalf) {
+  constexpr int kRounds = 64;
+  constexpr size_t kSize = 3 << 20;
+  const auto job = make_job(2);
+  std::atomic<int> arrived{0}, given_up{0};
+  std::thread sender([&] {
+    std::mt19937 random(5);
+    Bytes bytes(kSize);
+    for (int round = 0; round < kRounds; ++round) {
+      std::fill(bytes.begin(), bytes.end(), std::byte{0x5a});
+      const auto sent = job[0]->send(message(1, 4 * round + 0), block_of(bytes));
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 1500));
+      job[0]->send(message(1, 4 * round + 1), {bytes.data(), 1}).wait();
+      Bytes late_bytes(kSize, std::byte{0x5a});
+      const auto late =
+          job[0]->send(message(1, 4 * round + 2, Millis(1 << round % 8)), block_of(late_bytes));
+      if (error_of(late).code() == Code::kTimeout) ++given_up;
+      std::fill(late_bytes.begin(), late_bytes.end(), std::byte{0});
+      sent.wait();
+      job[0]->send(message(1, 4 * round + 3), {bytes.data(), 1}).wait();
+    }
+  });
+  Bytes bytes(kSize), one(1);
+  for (int round = 0; round < kRounds; ++round) {
+    Bytes late_bytes(kSize);
+    const auto late = job[1]->recv(message(-1, 4 * round + 2), block_of(late_bytes));
+    job[1]->recv(message(0, 4 * round + 0), block_of(bytes)).wait();
+    ASSERT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{0x5a}), kSize);
+    job[1]->recv(message(0, 4 * round + 1), block_of(one)).wait();
+    job[1]->recv(message(0, 4 * round + 3), block_of(one)).wait();
+    // It may have been withdrawn before it was matched: then the receive is still there.
+    if (late.wait_for(1ms) && !late.has_error()) {
+      ++arrived;
+      ASSERT_EQ(std::count(late_bytes.begin(), late_bytes.end(), std::byte{0x5a}), kSize);
+    } else if (!late.ready()) {
+      job[1]->send(message(1, 4 * round + 2), block_of(late_bytes));  // to itself: ends it
+      late.wait_for(30s);
+    }
+  }
+  sender.join();
+  EXPECT_GT(given_up, 0);
+  EXPECT_GT(arrived, 0);
+}
+
+TEST(Post, NothingIsWrittenAfterAReceiveHasEnded) {
+  constexpr size_t kSize = 2 << 20;
+  const auto job = make_job(2);
+  int late = 0;
+  for (int round = 0; round < 60; ++round) {
+    Bytes sent_bytes(kSize, std::byte{1}), place(kSize);
+    const auto sent = job[0]->send(message(1, round), block_of(sent_bytes));
+    const auto received = job[1]->recv(message(0, round, Millis(1)), block_of(place));
+    if (error_of(received).code() == Code::kTimeout) {
+      ++late;
+      std::fill(place.begin(), place.end(), std::byte{9});
+      // Taken by nobody, or read and dropped: then it is asked for, or has been sent.
+      Bytes again(kSize);
+      const auto rest = job[1]->recv(message(-1, round), block_of(again));
+      sent.wait();
+      if (!rest.wait_for(20ms)) {
+        job[1]->send(message(1, round), block_of(again));
+        rest.wait();
+      }
+      ASSERT_EQ(std::count(place.begin(), place.end(), std::byte{9}), kSize);
+    } else {
+      sent.wait();
+      ASSERT_EQ(std::count(place.begin(), place.end(), std::byte{1}), kSize);
+    }
+  }
+  EXPECT_GT(late, 0);
+}
+
+TEST(Post, WhatNobodyAsksForIsBoundedAndKeepsItsOrder) {
+  constexpr int kMessages = 20'000;
+  const auto job = make_job(2);
+  std::vector<Bytes> all;
+  std::vector<Future<int>> sent;
+  for (int i = 0; i < kMessages; ++i) {
+    all.push_back(bytes_of(1024, static_cast<unsigned>(i)));
+    sent.push_back(job[0]->send(message(1), block_of(all.back())));
+  }
+  const auto ready =
+      std::count_if(sent.begin(), sent.end(), [](const auto& one) { return one.ready(); });
+  EXPECT_GT(ready, 1000);
+  EXPECT_LT(ready, 5000);  // 4 MiB, and not 20
+  for (int i = 0; i < kMessages; ++i) {
+    Bytes got(1024);
+    job[1]->recv(message(0), block_of(got)).wait();
+    ASSERT_EQ(got, all[static_cast<size_t>(i)]);
+  }
+  for (const auto& one : sent) one.wait();
+}
+
+TEST(Post, AReceiveThatNobodyWaitsForEndsInTime) {
+  const auto job = make_job(2);
+  Bytes place(100'000);
+  std::atomic<int> ended{0};
+  const auto received = job[1]->recv(message(0, 1, 50ms), block_of(place));
+  const auto sent = job[0]->send(message(1, 2, 50ms), block_of(place));
+  for (const auto& one : {received, sent}) one.on_ready([&] { ++ended; });
+  const TimePoint begun = Clock::now();
+  while (ended < 2 && Clock::now() - begun < 20s) std::this_thread::yield();
+  EXPECT_EQ(error_of(received).code(), Code::kTimeout);
+  EXPECT_THAT(error_of(received).what(), HasSubstr("nothing came from rank 0"));
+  EXPECT_EQ(error_of(sent).code(), Code::kTimeout);
+  EXPECT_THAT(error_of(sent).what(), HasSubstr("rank 1 calls recv() for tag 2"));
+}
+
+TEST(Post, WhoIsGoneEndsWhatNeedsHim) {
+  for (const bool had_a_line : {false, true}) {
+    auto job = make_job(3);
+    Bytes bytes(1'000'000), places[4];  // of one send or receive each
+    for (Bytes& place : places) place.resize(bytes.size());
+    if (had_a_line) {
+      const auto sent = job[1]->send(message(0, 9), block_of(bytes));
+      job[0]->recv(message(1, 9), block_of(places[0])).wait();
+      sent.wait();
+    }
+    const auto from_him = job[0]->recv(message(1), block_of(places[0]));
+    const auto from_any = job[0]->recv(message(-1, 4), block_of(places[1]));
+    const auto from_other = job[0]->recv(message(2), block_of(places[2]));
+    const auto to_him = job[2]->send(message(1), block_of(bytes));
+    const TimePoint lost = Clock::now();
+    job[1].reset();
+    for (const auto& one : {from_him, from_any, to_him}) {
+      const Error error = error_of(one);
+      EXPECT_EQ(error.code(), Code::kDisconnected) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+    }
+    EXPECT_LT(Clock::now() - lost, 2s);
+    EXPECT_EQ(error_of(job[0]->recv(message(1), block_of(places[3]))).code(), Code::kDisconnected);
+    EXPECT_EQ(error_of(job[2]->send(message(1), block_of(bytes))).code(), Code::kDisconnected);
+    EXPECT_FALSE(from_other.ready());
+    const auto sent = job[2]->send(message(0), block_of(bytes));
+    EXPECT_EQ(from_other.wait(), 2);
+    sent.wait();
+  }
+}
+
+TEST(Post, WhatWasSentArrivesAlthoughTheSenderHasEnded) {
+  auto job = make_job(2);
+  Bytes bytes = bytes_of(1000, 3);
+  for (int i = 0; i < 100; ++i) job[0]->send(message(1), block_of(bytes)).wait();
+  job[0].reset();
+  for (int i = 0; i < 100; ++i) {
+    Bytes got(1000);
+    EXPECT_EQ(job[1]->recv(message(0), block_of(got)).wait(), 0);
+    EXPECT_EQ(got, bytes);
+  }
+}
+
+// Connects to a rank's post as a stranger.
+net::OwnedDescriptor connect_to(Store& store, int rank) {
+  std::istringstream fields(store.get("node/" + std::to_string(rank)));
+  std::string field, endpoint;
+  while (fields >> field) {
+    if (field.starts_with("unix:@")) endpoint = field;
+  }
+  const std::string name = endpoint.substr(6, endpoint.find(';') - 6);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  net::OwnedDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address),
+                    static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())),
+            0);
+  return socket;
+}
+
+TEST(Post, StrangersAreTurnedAwayWhateverTheySay) {
+  std::atomic<int> told{0};
+  set_log_sink([&](LogLevel, std::string_view, std::string_view) { ++told; });
+  const auto store = std::make_shared<HashStore>();
+  const auto alone = testing::join_job(store, 0, 1);
+  std::mt19937 random(11);
+  for (int round = 0; round < 200; ++round) {
+    const auto socket = connect_to(*store, 0);
+    cpu::Letter letter;
+    letter.kind = static_cast<cpu::Letter::Kind>(round % 40);
+    letter.offer = random();  // no token of its
+    letter.from = 0;
+    letter.bytes = round % 3 == 0 ? ~uint64_t{0} : random() % 100'000;
+    letter.count = round % 5 == 0 ? ~uint64_t{0} / 2 : random();
+    Bytes bytes(sizeof letter + random() % 5000);
+    for (auto& one : bytes) one = static_cast<std::byte>(random());
+    if (round % 4 != 0) std::memcpy(bytes.data(), &letter, sizeof letter);
+    // The other end may have closed already.
+    send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    shutdown(socket.get(), SHUT_WR);
+    std::byte answer[64];
+    EXPECT_LE(recv(socket.get(), answer, sizeof answer, 0), 0) << "it was answered";
+  }
+  Bytes bytes(10), got(10);
+  const auto sent = alone->send(message(0), block_of(bytes));
+  alone->recv(message(0), block_of(got)).wait();
+  sent.wait();
+  set_log_sink(nullptr);
+  EXPECT_GT(told, 0);
+}
+
+}  // namespace
+}  // namespace farspan::dist

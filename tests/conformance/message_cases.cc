@@ -1,0 +1,334 @@
+// The rules under test: c10d/group/point_to_point.h.
+#include <ATen/ATen.h>
+#include <farspan/c10d/group/point_to_point.h>
+
+#include <numeric>
+#include <thread>
+
+#include "conformance/collective_suite.h"
+
+namespace farspan::testing {
+namespace {
+
+using at::Tensor;
+using Kind = dist::P2POp::Kind;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+// Around what travels at once, and the parts of what does not.
+const std::vector<int64_t> kCounts = {0, 1, 3, 8191, 8192, 8193, 262'144, 300'001};
+
+Tensor message_of(int from, int to, int64_t count) {
+  return at::arange(count, at::kFloat) + static_cast<double>(from * 100 + to);
+}
+
+TEST_P(CollectiveSuite, MessagesOfAllSizesAndTypesArrive) {
+  on_each(2, [](int rank) {
+    for (const int64_t count : kCounts) {
+      for (const auto type : {at::kFloat, at::kBool, at::kBFloat16, at::kComplexDouble}) {
+        const Tensor sent = input_of(7, count, type);
+        if (rank == 0) {
+          dist::send(sent, 1, {.tag = 3});
+        } else {
+          const Tensor got = at::zeros({count}, type);
+          EXPECT_EQ(dist::recv(got, 0, {.tag = 3}), 0);
+          EXPECT_TRUE(at::equal(got, sent)) << count << " " << c10::toString(type);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, MessagesMayComeBeforeTheyAreAskedFor) {
+  on_each(2, [](int rank) {
+    std::vector<dist::Work> works;
+    std::vector<Tensor> tensors;
+    for (const int64_t count : kCounts) {
+      tensors.push_back(rank == 0 ? message_of(0, 1, count) : at::zeros({count}));
+      if (rank == 0) works.push_back(dist::isend(tensors.back(), 1));
+    }
+    if (rank == 0) dist::send(at::ones({1}), 1, {.tag = 1});
+    if (rank == 1) {
+      dist::recv(at::ones({1}), 0, {.tag = 1});  // now all have come
+      for (size_t i = 0; i < kCounts.size(); ++i) {
+        dist::recv(tensors[i], 0);
+        EXPECT_TRUE(at::equal(tensors[i], message_of(0, 1, kCounts[i]))) << kCounts[i];
+      }
+    }
+    for (const dist::Work& work : works) work.wait();
+  });
+}
+
+TEST_P(CollectiveSuite, MessagesOfOneTagKeepTheirOrderAndTagsAreApart) {
+  on_each(2, [](int rank) {
+    constexpr int kMessages = 200;
+    const auto number = [](int value) { return at::full({1 + value % 3 * 9000}, value, at::kInt); };
+    if (rank == 0) {
+      std::vector<dist::Work> works;
+      for (int i = 0; i < kMessages; ++i)
+        works.push_back(dist::isend(number(i), 1, {.tag = i % 2}));
+      for (const dist::Work& work : works) work.wait();
+      return;
+    }
+    for (const int tag : {1, 0}) {
+      for (int i = tag; i < kMessages; i += 2) {
+        const Tensor got = at::zeros_like(number(i));
+        dist::recv(got, 0, {.tag = tag});
+        ASSERT_TRUE(at::equal(got, number(i))) << i;
+      }
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, AReceiveFromAnyoneSaysWhoItWas) {
+  on_each(4, [](int rank) {
+    if (rank != 2) return dist::send(at::full({5}, rank, at::kFloat), 2, {.tag = 9});
+    std::vector<int> from;
+    for (int i = 0; i < 3; ++i) {
+      const Tensor got = at::zeros({5});
+      if (i == 1) {
+        const dist::Work work = dist::irecv(got, dist::kAnySource, {.tag = 9});
+        work.wait();
+        from.push_back(work.source_rank());
+      } else {
+        from.push_back(dist::recv(got, dist::kAnySource, {.tag = 9}));
+      }
+      EXPECT_EQ(got[4].item<int>(), from.back());
+    }
+    EXPECT_THAT(from, ::testing::UnorderedElementsAre(0, 1, 3));
+  });
+}
+
+TEST_P(CollectiveSuite, EveryRankSendsToEveryRankItselfIncluded) {
+  for (const int ranks : {1, 2, 5}) {
+    on_each(ranks, [&](int rank) {
+      for (const int64_t count : {int64_t{3}, int64_t{50'000}}) {
+        std::vector<dist::P2POp> operations;
+        for (int peer = 0; peer < ranks; ++peer) {
+          operations.push_back({Kind::kSend, message_of(rank, peer, count), peer});
+          operations.push_back({Kind::kRecv, at::zeros({count}), peer});
+        }
+        for (const dist::Work& work : dist::batch_isend_irecv(operations)) work.wait();
+        for (const auto& one : operations) {
+          if (one.kind == Kind::kSend) continue;
+          EXPECT_TRUE(at::equal(one.tensor, message_of(one.peer, rank, count)));
+        }
+      }
+    });
+  }
+}
+
+TEST_P(CollectiveSuite, TensorsOfMessagesNeedNotLieInOrder) {
+  on_each(2, [](int rank) {
+    const Tensor whole = at::arange(24, at::kFloat).view({4, 6});
+    if (rank == 0) return dist::send(whole.t(), 1);
+    const Tensor columns = at::zeros({4, 12});
+    dist::recv(columns.slice(1, 0, 12, 2).t(), 0);
+    EXPECT_TRUE(at::equal(columns.slice(1, 0, 12, 2), whole));
+    EXPECT_EQ(columns.slice(1, 1, 12, 2).abs().sum().item<float>(), 0);
+  });
+}
+
+TEST_P(CollectiveSuite, MessagesOfGroupsAreApartAndRanksCountInTheDefaultGroup) {
+  on_each(3, [](int rank) {
+    const auto all = dist::new_group({0, 1, 2}), odd = dist::new_group({2, 1});
+    const Tensor got = at::zeros({1});
+    if (rank == 1) {
+      dist::send(at::full({1}, 10, at::kFloat), 2, {.group = all});
+      dist::send(at::full({1}, 20, at::kFloat), 2, {.group = odd});
+      dist::send(at::full({1}, 30, at::kFloat), 2);
+    } else if (rank == 2) {
+      EXPECT_EQ(dist::recv(got, dist::kAnySource, {.group = odd}), 1);
+      EXPECT_EQ(got.item<float>(), 20);
+      dist::recv(got, 1);
+      EXPECT_EQ(got.item<float>(), 30);
+      dist::recv(got, 1, {.group = all});
+      EXPECT_EQ(got.item<float>(), 10);
+    } else {
+      EXPECT_EQ(code_of([&] { dist::send(got, 1, {.group = odd}); }), Code::kInvalidArgument);
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, AMessageOfAnotherTypeOrSizeIsRefusedAndTheNextOneArrives) {
+  on_each(2, [](int rank) {
+    for (const int64_t count : {int64_t{4}, int64_t{100'000}}) {
+      if (rank == 0) {
+        const Code code = code_of([&] { dist::send(at::ones({count}), 1); });
+        EXPECT_TRUE(code == (count > 4 ? Code::kShapeMismatch : Code::kOk) || code == Code::kOk);
+        dist::send(at::ones({count}), 1);
+      } else {
+        const Error error = error_of([&] { dist::recv(at::zeros({count + 1}, at::kLong), 0); });
+        EXPECT_EQ(error.code(), Code::kShapeMismatch);
+        EXPECT_THAT(error.what(), HasSubstr(std::to_string(count) + " elements of float32"));
+        EXPECT_THAT(error.what(), HasSubstr(std::to_string(count + 1) + " elements of int64"));
+        const Tensor got = at::zeros({count});
+        dist::recv(got, 0);
+        EXPECT_TRUE(at::equal(got, at::ones({count})));
+      }
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, AReceiveEndsWhenItsTimeIsOverAndTheGroupGoesOn) {
+  on_each(2, [](int rank) {
+    if (rank == 1) {
+      const TimePoint begun = Clock::now();
+      const Error error =
+          error_of([] { dist::recv(at::zeros({3}), 0, {.tag = 5, .timeout = 100ms}); });
+      EXPECT_EQ(error.code(), Code::kTimeout);
+      EXPECT_THAT(error.what(), HasSubstr("recv of float32 [3] from rank 0, tag 5"));
+      EXPECT_GE(Clock::now() - begun, 100ms);
+      EXPECT_LT(Clock::now() - begun, 10s);
+    }
+    dist::barrier();
+    const Tensor got = at::zeros({3});
+    if (rank == 0) dist::send(at::ones({3}), 1, {.tag = 5});
+    if (rank == 1) dist::recv(got, 0, {.tag = 5});
+    EXPECT_EQ(got.sum().item<float>(), rank == 1 ? 3 : 0);
+  });
+}
+
+TEST_P(CollectiveSuite, WhoLeavesIsNamedToThoseThatWaitForHisMessage) {
+  on_each(3, [](int rank) {
+    auto group = dist::new_group({0, 1, 2}, 30s);
+    if (rank == 0) dist::send(at::ones({2}), 1, {.group = group, .tag = 1});
+    if (rank == 0) return group.reset();
+    if (rank == 2) {
+      dist::recv(at::zeros({2}), 1, {.tag = 7});  // until then it stays
+      return;
+    }
+    const Error error = error_of([&] { dist::recv(at::zeros({2}), 0, {.group = group}); });
+    EXPECT_EQ(error.code(), Code::kDisconnected) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+    EXPECT_THAT(error.what(), HasSubstr("has left the group"));
+    // Expect: what it sent before is there.
+    const Tensor got = at::zeros({2});
+    dist::recv(got, 0, {.group = group, .tag = 1});
+    EXPECT_EQ(got.sum().item<float>(), 2);
+    dist::send(at::zeros({2}), 2, {.tag = 7});
+  });
+}
+
+TEST_P(CollectiveSuite, AbortEndsMessagesUnderWayOnAllRanks) {
+  on_each(2, [](int rank) {
+    const dist::Work work = dist::irecv(at::zeros({1}), 1 - rank, {.tag = 4});
+    const auto group = dist::default_group();
+    dist::monitored_barrier();
+    if (rank == 0) group->abort("enough");
+    const Error error = error_of([&] { work.wait(); });
+    EXPECT_EQ(error.code(), Code::kCancelled) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("enough"));
+  });
+}
+
+TEST_P(CollectiveSuite, MessagesThatMakeNoSenseAreRefused) {
+  on_each(2, [](int) {
+    const auto refused = [](const std::function<void()>& call, const std::string& why) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(why));
+    };
+    const Tensor two = at::ones({2});
+    refused([&] { dist::send(two, 2); }, "rank 2");
+    refused([&] { dist::send(two, dist::kAnySource); }, "rank -1");
+    refused([&] { dist::recv(two, 3); }, "rank 3");
+    refused([&] { dist::send(two, 1, {.tag = -1}); }, "tag -1");
+    refused([&] { dist::recv(at::ones({1}).expand({4}), 1); }, "share memory");
+    refused([&] { dist::send(Tensor(), 1); }, "undefined");
+    refused([&] { dist::batch_isend_irecv({}); }, "empty");
+    refused(
+        [&] {
+          dist::batch_isend_irecv({{Kind::kSend, two, 1}, {Kind::kRecv, two, 7}});
+        },
+        "rank 7");
+    dist::barrier();
+  });
+}
+
+// The threads only send and receive: LibTorch's own threads do not survive the fork of
+// CpuInProcesses.
+TEST_P(CollectiveSuite, ThreadsSendAtOnce) {
+  constexpr int kThreads = 4, kMessages = 100;
+  on_each(2, [](int rank) {
+    const auto group = dist::default_group();
+    std::vector<std::vector<Tensor>> sent(kThreads), got(kThreads);
+    for (int tag = 0; tag < kThreads; ++tag) {
+      for (int i = 0; i < kMessages; ++i) {
+        const int64_t count = i % 10 == 9 ? 40'000 : 10;
+        const auto of = [&](int sender) {
+          return at::full({count}, sender * 1000 + tag * kMessages + i, at::kFloat);
+        };
+        sent[static_cast<size_t>(tag)].push_back(of(rank));
+        got[static_cast<size_t>(tag)].push_back(at::zeros({count}));
+      }
+    }
+    std::vector<std::thread> threads;
+    for (int tag = 0; tag < kThreads; ++tag) {
+      threads.emplace_back([&, tag] {
+        const auto number = static_cast<size_t>(tag);
+        for (size_t i = 0; i < kMessages; ++i) {
+          const dist::MessageOptions options{group, tag};
+          const dist::Work under_way = dist::isend(sent[number][i], 1 - rank, options);
+          dist::recv(got[number][i], 1 - rank, options);
+          under_way.wait();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (size_t tag = 0; tag < kThreads; ++tag) {
+      for (size_t i = 0; i < kMessages; ++i) {
+        const Tensor expected = sent[tag][i] + (rank == 0 ? 1000 : -1000);
+        EXPECT_TRUE(at::equal(got[tag][i], expected)) << tag << " " << i;
+      }
+    }
+  });
+}
+
+TEST_P(CollectiveSuite, MessagesUnderWayAreRemembered) {
+  on_each(2, [](int rank) {
+    const dist::Work work = dist::irecv(at::zeros({4}), 1 - rank, {.tag = 2});
+    EXPECT_THAT(dist::default_group()->dump(),
+                HasSubstr("recv of float32 [4] from rank " + std::to_string(1 - rank) +
+                          ", tag 2, running"));
+    dist::barrier();
+    dist::send(at::ones({4}), 1 - rank, {.tag = 2});
+    work.wait();
+    EXPECT_THAT(dist::default_group()->dump(), HasSubstr("tag 2, took"));
+  });
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierIsLeftWhenAllHaveCome) {
+  for (const int ranks : {1, 2, 4}) {
+    on_each(ranks, [](int) {
+      for (int round = 0; round < 10; ++round) dist::monitored_barrier();
+    });
+  }
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoDoesNotCome) {
+  for (const bool all : {false, true}) {
+    on_each(4, [&](int rank) {
+      if (rank != 1 && rank != 3) {
+        const Error error = error_of([&] {
+          const Millis timeout = rank == 0 ? 200ms : 20s;
+          dist::monitored_barrier({.timeout = timeout, .wait_all_ranks = all});
+        });
+        EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+        if (rank == 0) {
+          EXPECT_THAT(error.what(), HasSubstr(all ? "rank 1, 3 did not come" : "rank 1 did not"));
+        } else if (all) {
+          EXPECT_THAT(error.what(), HasSubstr("2 of 4 ranks did not come"));
+        }
+        dist::send(at::ones({1}), rank + 1, {.tag = 8});
+      } else {
+        dist::recv(at::ones({1}), rank - 1, {.tag = 8});
+      }
+      // Expect: the group goes on, and late words of the barrier before do no harm.
+      dist::barrier();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
