@@ -42,4 +42,8 @@ inline void report_collective(const std::string& what, int world, double microse
   report(what + " world " + std::to_string(world), microseconds, "us");
 }
 
+// A message there and one back, as the two ranks call it: reported is the time of one.
+inline constexpr CollectiveSize kMessageSizes[] = {
+    {"4 B", 1}, {"64 KiB", 16 << 10}, {"1 MiB", 256 << 10}, {"64 MiB", 16 << 20}};
+
 }  // namespace bench

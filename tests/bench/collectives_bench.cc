@@ -33,6 +33,19 @@ void measure(int rank, int world) {
   run("reduce_scatter 1 MiB", bench::kOtherFloats, [&] { dist::reduce_scatter_tensor(one, all); });
   run("all_to_all 1 MiB", bench::kOtherFloats, [&] { dist::all_to_all_single(all, sent); });
   run("barrier", 0, [] { dist::barrier(); });
+  for (const auto& size : bench::kMessageSizes) {
+    if (world != 2) break;
+    const Tensor x = at::zeros({static_cast<int64_t>(size.floats)});
+    const double us = bench::time_of_collective(
+        2 * size.floats * 4,
+        [&] {
+          if (rank == 0) dist::send(x, 1);
+          dist::recv(x, 1 - rank);
+          if (rank == 1) dist::send(x, 0);
+        },
+        [] { dist::barrier(); });
+    if (rank == 0) bench::report_collective(std::string("send ") + size.name, world, us / 2);
+  }
   dist::destroy_process_group();
 }
 

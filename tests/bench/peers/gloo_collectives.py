@@ -14,6 +14,7 @@ import torch.multiprocessing as multiprocessing
 SIZES = (("4 B", 1), ("4 KiB", 1 << 10), ("64 KiB", 16 << 10), ("1 MiB", 256 << 10),
          ("16 MiB", 4 << 20), ("64 MiB", 16 << 20))
 OTHER = 256 << 10
+MESSAGES = (("4 B", 1), ("64 KiB", 16 << 10), ("1 MiB", 256 << 10), ("64 MiB", 16 << 20))
 
 
 def measure(rank, world, port):
@@ -21,7 +22,7 @@ def measure(rank, world, port):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
 
-    def run(what, floats, work):
+    def run(what, floats, work, halves=1):
         # A twentieth of the others' calls: Gloo is slow enough to be timed by fewer.
         times = min(max((128 << 20) // (20 * (floats * 4 + 1)), 4), 100)
         for _ in range(3):
@@ -35,7 +36,7 @@ def measure(rank, world, port):
             batches.append((time.perf_counter() - begin) / times * 1e6)
         if rank == 0:
             print(json.dumps({"case": f"{what} world {world}", "unit": "us",
-                              "value": statistics.median(batches)}), flush=True)
+                              "value": statistics.median(batches) / halves}), flush=True)
 
     for name, floats in SIZES:
         x = torch.zeros(floats)
@@ -46,6 +47,17 @@ def measure(rank, world, port):
     run("reduce_scatter 1 MiB", OTHER, lambda: dist.reduce_scatter_tensor(one, everything))
     run("all_to_all 1 MiB", OTHER, lambda: dist.all_to_all_single(everything, sent))
     run("barrier", 0, dist.barrier)
+    for name, floats in MESSAGES if world == 2 else ():
+        x = torch.zeros(floats)
+
+        def there_and_back(x=x):
+            if rank == 0:
+                dist.send(x, 1)
+            dist.recv(x, 1 - rank)
+            if rank == 1:
+                dist.send(x, 0)
+
+        run(f"send {name}", 2 * floats, there_and_back, halves=2)
     dist.destroy_process_group()
 
 

@@ -35,5 +35,19 @@ int main(int argc, char** argv) {
     MPI_Alltoall(sent.data(), floats, MPI_FLOAT, all.data(), floats, MPI_FLOAT, MPI_COMM_WORLD);
   });
   run("barrier", 0, [] { MPI_Barrier(MPI_COMM_WORLD); });
+  for (const auto& size : bench::kMessageSizes) {
+    if (world != 2) break;
+    std::vector<float> x(size.floats);
+    const auto count = static_cast<int>(size.floats);
+    const double us = bench::time_of_collective(
+        2 * size.floats * 4,
+        [&] {
+          if (rank == 0) MPI_Send(x.data(), count, MPI_FLOAT, 1, 0, MPI_COMM_WORLD);
+          MPI_Recv(x.data(), count, MPI_FLOAT, 1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+          if (rank == 1) MPI_Send(x.data(), count, MPI_FLOAT, 0, 0, MPI_COMM_WORLD);
+        },
+        [] { MPI_Barrier(MPI_COMM_WORLD); });
+    if (rank == 0) bench::report_collective(std::string("send ") + size.name, world, us / 2);
+  }
   MPI_Finalize();
 }
