@@ -19,6 +19,8 @@ LaunchEnvironment LaunchEnvironment::read() {
   found.master_addr = variable("MASTER_ADDR");
   found.master_port = variable("MASTER_PORT");
   found.agent_hosts_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  found.store_password = variable("FARSPAN_STORE_PASSWORD");
+  found.store_password_file = variable("FARSPAN_STORE_PASSWORD_FILE");
   return found;
 }
 

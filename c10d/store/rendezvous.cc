@@ -11,6 +11,8 @@
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/address.h>
 #include <farspan/c10d/store/file_store.h>
+#include <farspan/c10d/store/server_rendezvous.h>
+#include <farspan/c10d/store/server_url.h>
 #include <farspan/c10d/store/tcp_store.h>
 
 namespace farspan::dist {
@@ -65,6 +67,8 @@ void warn_of_loopback(const net::HostPort& where, const TcpStore& store, const M
   }
 }
 
+bool in_server(const RendezvousUrl& url) { return url.scheme == "redis" || url.scheme == "etcd"; }
+
 bool agent_hosts(const net::HostPort& where, const LaunchEnvironment& environment) {
   return environment.agent_hosts_store && environment.master_addr == where.host &&
          environment.master_port == std::to_string(where.port);
@@ -75,8 +79,9 @@ void check_query(const RendezvousUrl& url) {
   for (const auto& [name, value] : url.query) {
     // PyTorch's own option; farspan knows no other way.
     if (name == "rank" || name == "world_size" || name == "use_libuv") continue;
+    if (name == "prefix" && in_server(url)) continue;
     throw refuse("'" + name.substr(0, 100) + "' in the URL is not known",
-                 "use rank and world_size");
+                 in_server(url) ? "use rank, world_size and prefix" : "use rank and world_size");
   }
 }
 
@@ -122,6 +127,14 @@ Rendezvous meet_by_file(const RendezvousUrl& url, const RendezvousOptions& optio
           member.world_size};
 }
 
+Rendezvous meet_in_server(const RendezvousUrl& url, const RendezvousOptions& options) {
+  server_place(url, {});  // first: an error of the query may show a part of a mistyped password
+  check_query(url);
+  const Membership member = membership_of(url, options);
+  auto store = url.scheme == "redis" ? join_redis(url, options) : join_etcd(url, options);
+  return {std::move(store), member.rank, member.world_size};
+}
+
 struct Handlers {
   Mutex mutex;
   std::map<std::string, RendezvousHandler> by_scheme FARSPAN_GUARDED_BY(mutex);
@@ -136,22 +149,31 @@ Handlers& handlers() {
                       [](const RendezvousUrl& url, const RendezvousOptions& options) {
                         return meet_by_tcp(net::parse_host_port(url.place), url, options);
                       }},
-                     {"file", meet_by_file}}};
+                     {"file", meet_by_file},
+                     {"redis", meet_in_server},
+                     {"etcd", meet_in_server}}};
   return all;
 }
 
 }  // namespace
 
 RendezvousUrl parse_rendezvous_url(const std::string& url) {
-  const size_t scheme_end = url.find("://");
-  if (scheme_end == std::string::npos || scheme_end == 0) {
-    throw refuse("'" + url.substr(0, 200) + "' is no URL",
-                 "write env://, tcp://host:port or file:///path");
-  }
   RendezvousUrl parts;
-  parts.scheme = url.substr(0, scheme_end);
-  std::string_view rest = std::string_view(url).substr(scheme_end + 3);
-  const size_t query = rest.find('?');
+  parts.scheme = scheme_of(url);
+  if (parts.scheme.empty()) {
+    throw refuse(
+        "'" + without_password(url).substr(0, 200) + "' is no URL",
+        "write env://, tcp://host:port, file:///path, redis://host:port or etcd://host:port");
+  }
+  std::string_view rest = std::string_view(url).substr(parts.scheme.size() + 3);
+  const bool in_process = parts.scheme == "tcp" || parts.scheme == "env";
+  if (in_process && rest.find('@') != std::string_view::npos) {
+    throw refuse(parts.scheme + ":// takes no user or password, so no '@'",
+                 "write redis:// or etcd:// for a store in such a server");
+  }
+  // A user's password may have a '?'.
+  const size_t user = in_server(parts) ? rest.rfind('@') : std::string_view::npos;
+  const size_t query = rest.find('?', user == std::string_view::npos ? 0 : user);
   parts.place = rest.substr(0, query);
   // tcp://host:port/ is the same place.
   if (parts.scheme != "file" && parts.place.ends_with('/')) parts.place.pop_back();
@@ -162,8 +184,12 @@ RendezvousUrl parse_rendezvous_url(const std::string& url) {
     rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
     const size_t equals = pair.find('=');
     if (equals == std::string_view::npos || equals == 0) {
-      throw refuse("'" + std::string(pair.substr(0, 100)) + "' in the URL is not name=value",
-                   "write ?rank=0&world_size=2");
+      // It may be a part of a password that was mistyped.
+      const bool shown = in_process || parts.scheme == "file";
+      throw refuse(
+          (shown ? "'" + std::string(pair.substr(0, 100)) + "'" : std::string("something")) +
+              " in the URL is not name=value",
+          "write ?rank=0&world_size=2");
     }
     parts.query[std::string(pair.substr(0, equals))] = pair.substr(equals + 1);
   }
@@ -206,7 +232,8 @@ Rendezvous rendezvous(const std::string& url, const RendezvousOptions& options) 
     return handler(parts, options);
   } catch (Error& error) {
     if (error.operation().empty()) {
-      error.operation("rendezvous " + url.substr(0, 200)).elapsed(Clock::now() - start);
+      error.operation("rendezvous " + without_password(url).substr(0, 200))
+          .elapsed(Clock::now() - start);
     }
     throw;
   }

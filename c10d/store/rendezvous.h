@@ -38,16 +38,22 @@ struct Rendezvous {
 //   env://                                  MASTER_ADDR and MASTER_PORT
 //   tcp://host:port[?rank=0&world_size=2]   an IPv6 address in brackets
 //   file:///path[?rank=0&world_size=2]      a path that all workers reach
+//   redis://[user:password@]host:port[/db][?rank=0&world_size=2&prefix=job]
+//   etcd://[user:password@]host:port[?rank=0&world_size=2&prefix=job]
+// The last two are servers of their own, and `prefix` keeps jobs apart that share one: see
+// redis_store.h and etcd_store.h. A password need not stand in the URL, where others may see it:
+// FARSPAN_STORE_PASSWORD_FILE names a file, FARSPAN_STORE_PASSWORD is one.
 // For env and tcp rank 0 hosts the store, unless torchrun's agent does: it does where
 // TORCHELASTIC_USE_AGENT_STORE is set and the place is exactly MASTER_ADDR:MASTER_PORT.
-//   throws  Error kInvalidArgument (names the variable or the part of the URL), and what the stores
-//           throw: kAlreadyExists (port in use), kUnavailable (no store there), kTimeout
+//   throws  Error kInvalidArgument (names the variable or the part of the URL; or farspan was built
+//           without this store), and what the stores throw: kAlreadyExists (port in use),
+//           kUnavailable (no store there), kTimeout
 Rendezvous rendezvous(const std::string& url, const RendezvousOptions& options = {});
 
 // A URL in its parts.
 struct RendezvousUrl {
   std::string scheme;                        // "tcp"
-  std::string place;                         // "host:port", "/path"
+  std::string place;                         // "host:port", "user:password@host:port", "/path"
   std::map<std::string, std::string> query;  // "rank" -> "0"
 };
 //   throws  Error kInvalidArgument
@@ -61,7 +67,7 @@ struct Membership {
 };
 Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& options);
 
-// Makes URLs of another scheme known ("redis"), for the whole process and for good. The handler
+// Makes URLs of another scheme known ("zookeeper"), for the whole process and for good. The handler
 // throws what rendezvous() should. It runs in the threads that call rendezvous(), in several at
 // once, and under no lock.
 //   throws  Error kAlreadyExists: the scheme has a handler

@@ -29,10 +29,17 @@ constexpr const char* kRoleVariable = "FARSPAN_TEST_ROLE";
 
 std::vector<std::string> environment_of(const std::string& role,
                                         const Process::Environment& added) {
-  std::set<std::string, std::less<>> left_out = {
-      "RANK",        "WORLD_SIZE",       "LOCAL_RANK",
-      "MASTER_ADDR", "MASTER_PORT",      "TORCHELASTIC_USE_AGENT_STORE",
-      kRoleVariable, "LOCAL_WORLD_SIZE", "GTEST_TOTAL_SHARDS"};
+  std::set<std::string, std::less<>> left_out = {"RANK",
+                                                 "WORLD_SIZE",
+                                                 "LOCAL_RANK",
+                                                 "LOCAL_WORLD_SIZE",
+                                                 "MASTER_ADDR",
+                                                 "MASTER_PORT",
+                                                 "TORCHELASTIC_USE_AGENT_STORE",
+                                                 "FARSPAN_STORE_PASSWORD",
+                                                 "FARSPAN_STORE_PASSWORD_FILE",
+                                                 "GTEST_TOTAL_SHARDS",
+                                                 kRoleVariable};
   std::vector<std::string> all = {kRoleVariable + ("=" + role)};
   for (const auto& [name, value] : added) {
     left_out.insert(name);

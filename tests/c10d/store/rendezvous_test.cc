@@ -4,7 +4,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <fstream>
 #include <future>
 
 #include <farspan/c10d/base/error.h>
@@ -151,6 +153,22 @@ TEST(Rendezvous, WhatIsMissingOrWrongIsNamed) {
       {"file://job", [](auto&) {}, "no absolute path"},
       {"file://", [](auto&) {}, "no absolute path"},
       {"etc://x", [](auto&) {}, "nobody here knows etc://"},
+      {"redis://localhost", [](auto&) {}, "the URL names no host:port"},
+      {"tcp://u@h:1", [](auto&) {}, "takes no user or password"},
+      {"tcp://h:1?rank", [](auto&) {}, "'rank' in the URL is not name=value"},
+      {"redis://h:1?rank", [](auto&) {}, "something in the URL is not name=value"},
+      {"redis://h:0", [](auto&) {}, "port 0"},
+      {"redis://h:1/one", [](auto&) {},
+       "what follows host:port/ in the URL is no number of a database"},
+      {"redis://h:1/-1", [](auto&) {}, "in the URL is no number of a database"},
+      {"redis://h:1?db=1", [](auto&) {}, "'db' in the URL is not known"},
+      {"redis://h:1?prefix=a:b", [](auto&) {}, "'a:b' cannot be the prefix"},
+      {"redis://h:1?prefix=", [](auto&) {}, "'' cannot be the prefix"},
+      {"redis://h:1", [](auto& o) { o.environment.rank.reset(); }, "RANK is not set"},
+      {"redis://u:%4@h:1", [](auto&) {}, "'%' in the URL's user or password"},
+      {"etcd://h:1/0", [](auto&) {}, "followed by no path"},
+      {"etcd://:pw@h:1", [](auto&) {}, "a password for etcd without a user"},
+      {"tcp://h:1?prefix=a", [](auto&) {}, "'prefix' in the URL is not known"},
       {"localhost:1234", [](auto&) {}, "is no URL"},
       {"", [](auto&) {}, "is no URL"},
   };
@@ -160,8 +178,69 @@ TEST(Rendezvous, WhatIsMissingOrWrongIsNamed) {
     refused.change(options);
     const Error error = error_of([&] { rendezvous(refused.url, options); });
     EXPECT_EQ(error.code(), Code::kInvalidArgument) << refused.url;
+    if (error.message().find("built without") != std::string::npos) continue;
     EXPECT_THAT(error.what(), HasSubstr(refused.says)) << refused.url;
     EXPECT_FALSE(error.advice().empty()) << refused.url;
+  }
+}
+
+TEST(Rendezvous, NoErrorShowsThePasswordOfAUrl) {
+  for (const char* url : {"redis://u:s3cret@h",
+                          "redis://u:s3cret@h:x",
+                          "redis:/u:s3cret@h:1",
+                          "redis://u:s3cret%@h:1",
+                          "redis://u:s3?cr=s3cret@h",
+                          "u:s3cret@h:1",
+                          "redis://u:s3cret@h:1?prefix=*",
+                          "etcd://u:s3cret?s3cret@h:1/0",
+                          "etcd://u:s3cret/s3cret@h:1/0",
+                          "rediss://u:s3cret@h:1",
+                          "redis://u:s3cret",
+                          "redis://u:s3cret/0",
+                          "redis://u:1/s3cret",
+                          "redis://u:s3?cr=s3cret",
+                          "redis://u:s3?cret",
+                          "redis://u:s3@cret",
+                          "redis://h:1?x=s3cret",
+                          "redis://u:s3cret@h:1?rank=s3cret@2",
+                          "redis:/u:s3cret@h:1?x=http://y",
+                          "u:s3cret@h://x",
+                          "s3cret@h",
+                          "redis:u:s3cret",
+                          "REDIS://u:s3cret",
+                          "tcp://u:s3cret@h:1",
+                          "tcp://u:s3?cret@h:1",
+                          "rediss://u:s3cret?s3@h:1"}) {
+    const Error error = error_of([&] { rendezvous(url, launched(0, 1, 1)); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument) << url;
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("s3"))) << url;
+  }
+}
+
+TEST(Rendezvous, AnAtInAFilesNameIsNoPassword) {
+  const TemporaryFolder folder;
+  const Rendezvous found =
+      rendezvous("file://" + folder.file("a@b") + "?rank=0&world_size=1", launched(0, 1, 1));
+  EXPECT_EQ(found.store->address(), "file://" + folder.file("a@b"));
+  EXPECT_EQ(parse_rendezvous_url("zk://h:1?x=a@b").query.at("x"), "a@b");
+}
+
+TEST(Rendezvous, APasswordComesFromASmallFileOnly) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.file("pipe"), large = folder.file("large"),
+                    empty = folder.file("empty");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::ofstream(large) << std::string(5'000, 'x');
+  std::ofstream(empty) << "\n";
+  for (const std::string& path :
+       {pipe, large, empty, folder.path(), folder.file("none"), std::string("/dev/zero")}) {
+    RendezvousOptions options = launched(0, 1, 1);
+    options.environment.store_password_file = path;
+    const Error error = error_of([&] { rendezvous("redis://u@h.invalid:1", options); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument) << path;
+    if (error.message().find("built without") != std::string::npos) return;
+    EXPECT_THAT(error.message(), HasSubstr(path));
+    EXPECT_THAT(error.advice(), HasSubstr("FARSPAN_STORE_PASSWORD_FILE"));
   }
 }
 
@@ -197,9 +276,14 @@ TEST(Rendezvous, OtherSchemesCanBeRegisteredOnce) {
 }
 
 TEST(LaunchEnvironment, IsReadFromTheVariablesOfTheLaunchers) {
-  const std::pair<const char*, const char*> variables[] = {
-      {"RANK", "1"},           {"WORLD_SIZE", "2"},     {"LOCAL_WORLD_SIZE", ""},
-      {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
+                                                           {"WORLD_SIZE", "2"},
+                                                           {"LOCAL_WORLD_SIZE", ""},
+                                                           {"MASTER_ADDR", "host"},
+                                                           {"MASTER_PORT", "1234"},
+                                                           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                           {"FARSPAN_STORE_PASSWORD", "pw"},
+                                                           {"FARSPAN_STORE_PASSWORD_FILE", "/pw"}};
   for (const auto& [name, value] : variables) setenv(name, value, 1);
   const LaunchEnvironment found = LaunchEnvironment::read();
   for (const auto& [name, value] : variables) unsetenv(name);
@@ -209,6 +293,8 @@ TEST(LaunchEnvironment, IsReadFromTheVariablesOfTheLaunchers) {
   EXPECT_EQ(found.master_addr, "host");
   EXPECT_EQ(found.master_port, "1234");
   EXPECT_TRUE(found.agent_hosts_store);
+  EXPECT_EQ(found.store_password, "pw");
+  EXPECT_EQ(found.store_password_file, "/pw");
   EXPECT_FALSE(LaunchEnvironment::read().agent_hosts_store);
 }
 
