@@ -32,7 +32,8 @@ struct WorkerOptions {
   int rank = -1;        // RANK
   int world_size = -1;  // WORLD_SIZE
 
-  // Where the workers meet: env://, tcp://host:port, file:///path; or a store of the caller's.
+  // Where the workers meet: env://, tcp://host:port, file:///path, redis://host:port,
+  // etcd://host:port (c10d/store/rendezvous.h); or a store of the caller's.
   std::string init_method = "env://";
   std::shared_ptr<dist::Store> store;
   Millis init_timeout{300'000};

@@ -17,7 +17,8 @@ namespace farspan::dist {
 struct InitOptions {
   int rank = -1;        // RANK
   int world_size = -1;  // WORLD_SIZE
-  // Where the ranks meet: env://, tcp://host:port, file:///path; or a store of the caller's.
+  // Where the ranks meet: env://, tcp://host:port, file:///path, redis://host:port,
+  // etcd://host:port (c10d/store/rendezvous.h); or a store of the caller's.
   std::string init_method = "env://";
   std::shared_ptr<Store> store;
   Millis init_timeout{300'000};           // until all ranks have come

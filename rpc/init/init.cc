@@ -78,13 +78,18 @@ std::string address_towards(const dist::Store& store) {
         .operation("init_rpc")
         .advice("set WorkerOptions::bind_host");
   };
-  if (!address.starts_with("tcp://")) throw unknown();
-  const auto colon = address.rfind(':');
-  std::string host = address.substr(6, colon - 6);
+  // "tcp://host:port", and what may follow: "redis://host:port/0?prefix=job".
+  const auto begin = address.find("://");
+  if (begin == std::string::npos || address.starts_with("file:")) throw unknown();
+  const std::string place =
+      address.substr(begin + 3, address.find_first_of("/? ", begin + 3) - begin - 3);
+  const auto colon = place.rfind(':');
+  if (colon == std::string::npos) throw unknown();
+  std::string host = place.substr(0, colon);
   if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found) != 0) {
+  if (getaddrinfo(host.c_str(), place.substr(colon + 1).c_str(), &hints, &found) != 0) {
     throw unknown();
   }
   // Connecting a datagram socket sends nothing, but chooses the way.

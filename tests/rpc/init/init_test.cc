@@ -7,11 +7,13 @@
 #include <thread>
 
 #include <farspan/c10d/store/hash_store.h>
+#include <farspan/c10d/store/rendezvous.h>
 #include <farspan/c10d/store/tcp_store.h>
 #include <farspan/farspan.h>
 #include <farspan/rpc/agent/agent.h>
 
 #include "c10d/store/reserved_port.h"
+#include "c10d/store/store_server.h"
 #include "rpc/init/launch.h"
 #include "support/errors.h"
 #include "support/workers.h"
@@ -41,6 +43,7 @@ WorkerOptions options_of_variables() {
   const char* timeout = std::getenv("TEST_TIMEOUT_MS");
   options.init_timeout = Millis(timeout ? std::atoi(timeout) : 15'000);
   options.shutdown_timeout = 15s;
+  if (const char* method = std::getenv("TEST_INIT_METHOD")) options.init_method = method;
   return options;
 }
 std::string name_of_variables() {
@@ -226,6 +229,34 @@ TEST(InitRpc, AFileIsAStoreToo) {
   std::filesystem::remove_all(folder);
 }
 
+// A server that outlives the job keeps what an earlier start has left, one that was killed.
+TEST(InitRpc, WorkersMeetInAServerAgain) {
+  constexpr std::pair<StoreServer::Kind, const char*> kServers[] = {
+      {StoreServer::Kind::kRedis, "redis://"}, {StoreServer::Kind::kEtcd, "etcd://"}};
+  int found = 0;
+  for (const auto& [kind, scheme] : kServers) {
+    if (!StoreServer::missing(kind).empty()) continue;
+    ++found;
+    const StoreServer server(kind);
+    const std::string method = scheme + server.place() + "?prefix=job";
+    const Process::Environment there = {{"TEST_INIT_METHOD", method}, {"MASTER_PORT", ""}};
+    {
+      Launch killed;
+      killed.start("call_all", 0, 2, there);
+      dist::RendezvousOptions options;
+      options.environment = {};
+      const auto store = dist::rendezvous(method + "&rank=0&world_size=1", options).store;
+      store->wait({"generation/leader"}, 30s);
+    }
+    Launch launch;
+    launch.start("call_all", 1, 2, there);
+    const Process::End end = launch.start("call_all", 0, 2, there).wait(30s);
+    EXPECT_EQ(end.status, 0) << end.output;
+    EXPECT_THAT(end.output, HasSubstr("w1 over unix"));
+  }
+  if (found == 0) GTEST_SKIP() << "neither Redis nor etcd is here";
+}
+
 TEST(InitRpc, AFunctionRegisteredTwiceIsReportedWhenAWorkerStarts) {
   Registry registry;
   detail::register_function<&only_here>("same", registry);
@@ -242,5 +273,7 @@ TEST(InitRpc, AFunctionRegisteredTwiceIsReportedWhenAWorkerStarts) {
 int main(int argc, char** argv) {
   auto roles = farspan::testing::launch_roles();
   roles.merge(farspan::testing::spawn_roles());
+  auto servers = farspan::testing::StoreServer::roles();
+  roles.merge(servers);
   return farspan::testing::run_tests(argc, argv, roles);
 }

@@ -24,7 +24,8 @@ class LaunchVariables {
  public:
   explicit LaunchVariables(const Process::Environment& values) {
     for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                             "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}) {
+                             "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
+                             "FARSPAN_STORE_PASSWORD", "FARSPAN_STORE_PASSWORD_FILE"}) {
       const char* value = std::getenv(name);
       before_[name] = value ? std::optional<std::string>(value) : std::nullopt;
       const auto wanted = values.find(name);
@@ -59,6 +60,7 @@ class Launch {
     return all;
   }
   // TEST_NAME: its name, or w and its rank. TEST_TIMEOUT_MS: to join.
+  // TEST_INIT_METHOD: instead of env://.
   Process& start(const std::string& role, int rank, int world_size,
                  const Process::Environment& extra = {}) {
     processes_.push_back(std::make_unique<Process>(role, variables(rank, world_size, extra)));
