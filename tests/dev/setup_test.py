@@ -83,10 +83,52 @@ def the_users_own_cuda_toolkit_is_taken(clones):
     assert [line.split("-DCUDA_HOME=")[1] for line in configured] == ["/opt/cuda", ""], configured
 
 
+def is_asked_for(clones, verb):
+    asked = clones.apt_log.read_text().splitlines() if clones.apt_log.exists() else []
+    return [line for line in asked if line.startswith(f"apt-get {verb}")]
+
+
+def an_etcd_that_cannot_be_had_is_a_warning_unless_it_is_needed(clones):
+    root = clones.clone("clone")
+    path = [folder for folder in clones.variables()["PATH"].split(":")
+            if not pathlib.Path(folder, "etcd").exists()]
+    done = [subprocess.run([root / "dev", "test"], capture_output=True, text=True, env={
+        **os.environ, **clones.variables(), "PATH": ":".join(path), "FARSPAN_NEED_STORE_SERVERS": need})
+        for need in ("", "1")]
+    assert is_asked_for(clones, "download")
+    assert done[0].returncode == 0 and "tests are skipped" in done[0].stderr, done[0]
+    assert done[1].returncode == 1 and "Downloading etcd failed" in done[1].stderr, done[1]
+
+
+def any_package_of_libcurl_will_do_and_none_is_removed(clones):
+    root, missing = clones.clone("clone"), pathlib.Path(f"{clones.apt_log}.missing")
+    missing.write_text("libcurl4-openssl-dev\n")
+    dev(clones, root, "setup")
+    assert not is_asked_for(clones, "install")
+    missing.write_text("".join(f"libcurl4-{tls}-dev\n" for tls in ("openssl", "gnutls", "nss")))
+    dev(clones, root, "setup")
+    asked = is_asked_for(clones, "install")
+    assert len(asked) == 1 and asked[0].endswith(" libcurl4-openssl-dev"), asked
+    assert "--no-remove" in asked[0]
+
+
+def a_demo_needs_nothing_for_stores(clones):
+    root = clones.clone("clone")
+    pathlib.Path(f"{clones.apt_log}.missing").write_text("libhiredis-dev\nlibcurl4-openssl-dev\n")
+    for file in ("examples/one/one.cc", "build/release/examples/one/one"):
+        (root / file).parent.mkdir(parents=True)
+        (root / file).write_text("#!/bin/sh\n")
+        (root / file).chmod(0o755)
+    dev(clones, root, "demo", "one")
+    assert not is_asked_for(clones, "install")
+
+
 def main():
     for rule in (a_second_clone_downloads_nothing, clones_that_begin_at_once_download_once,
                  half_a_download_is_made_again, what_is_installed_goes_where_the_caller_says,
-                 the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken):
+                 the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken,
+                 an_etcd_that_cannot_be_had_is_a_warning_unless_it_is_needed,
+                 any_package_of_libcurl_will_do_and_none_is_removed, a_demo_needs_nothing_for_stores):
         print(rule.__name__, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             rule(Clones(pathlib.Path(sys.argv[1]), folder))
