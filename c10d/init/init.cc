@@ -94,6 +94,11 @@ Group init_process_group(const std::string& backend, const InitOptions& options)
   }
 }
 
+bool is_launched() {
+  const LaunchEnvironment found = LaunchEnvironment::read();
+  return found.rank && found.world_size;
+}
+
 void destroy_process_group() {
   MutexLock lock(joined_mutex);
   if (!joined) {

@@ -34,6 +34,10 @@ struct InitOptions {
 //            kDisconnected (the store went away), kOverloaded (no descriptors or threads left)
 Group init_process_group(const std::string& backend = "cpu", const InitOptions& options = {});
 
+// Whether a launcher (torchrun, mpirun, srun) or the variables RANK and WORLD_SIZE have given this
+// process a rank: then it need not spawn() others.
+bool is_launched();
+
 // Leaves the default group; those made out of it live until their users let go of them. Rank 0,
 // where the store may live, first waits until all have joined, for 30 s at most.
 //   throws   Error kInvalidArgument: there is none

@@ -1,7 +1,12 @@
 #include <farspan/c10d/store/rendezvous.h>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -22,6 +27,9 @@ constexpr const char* kHowToLaunch =
     "on one host let farspan::spawn() start the workers; else set RANK, WORLD_SIZE, MASTER_ADDR "
     "and MASTER_PORT for each, as torchrun --no-python does, or WorkerOptions::rank, world_size "
     "and init_method";
+constexpr const char* kHowToMeet =
+    "ranks on several hosts need MASTER_ADDR, an address of rank 0's host, and MASTER_PORT: "
+    "mpirun -x MASTER_ADDR=.. -x MASTER_PORT=.., or export them before srun";
 
 Error refuse(const std::string& message, const std::string& advice) {
   Error error(Code::kInvalidArgument, message);
@@ -41,13 +49,13 @@ int parse_number(const std::string& text, const std::string& name) {
 // One number: the option, or else the URL's, or else the variable; and where it was found.
 std::pair<int, std::string> find_number(int option, const RendezvousUrl& url, const char* key,
                                         const std::optional<std::string>& variable,
-                                        const char* variable_name) {
+                                        const std::string& variable_name) {
   if (option != -1) return {option, key};
   if (const auto it = url.query.find(key); it != url.query.end()) {
     const std::string name = std::string(key) + " in the URL";
     return {parse_number(it->second, name), name};
   }
-  if (!variable) throw refuse(std::string(variable_name) + " is not set", kHowToLaunch);
+  if (!variable) throw refuse(variable_name + " is not set", kHowToLaunch);
   return {parse_number(*variable, variable_name), variable_name};
 }
 
@@ -106,11 +114,38 @@ Rendezvous meet_by_tcp(const net::HostPort& where, const RendezvousUrl& url,
   return {std::move(joined), member.rank, member.world_size};
 }
 
+// A folder of this user's alone, for files that the processes of a host meet in.
+std::string private_folder() {
+  const std::string path =
+      std::filesystem::temp_directory_path().string() + "/farspan-" + std::to_string(geteuid());
+  struct stat found {};
+  if ((mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) && lstat(path.c_str(), &found) == 0 &&
+      S_ISDIR(found.st_mode) && found.st_uid == geteuid() && (found.st_mode & 0077) == 0) {
+    return path;
+  }
+  Error error(Code::kUnavailable, "'" + path + "' is no folder of this user's alone");
+  throw error.advice("remove it, or set TMPDIR, MASTER_ADDR or an init_method");
+}
+
+// Ranks that mpirun or srun has started on one host, and told nothing of a place to meet.
+Rendezvous meet_on_host(const RendezvousUrl& url, const RendezvousOptions& options) {
+  const Membership member = membership_of(url, options);
+  const std::string path = private_folder() + "/" + *options.environment.job;
+  return {std::make_shared<FileStore>(path, member.world_size, options.timeout), member.rank,
+          member.world_size};
+}
+
 Rendezvous meet_by_env(const RendezvousUrl& url, const RendezvousOptions& options) {
   if (!url.place.empty()) throw refuse("env:// is followed by no place", "write env://");
   check_query(url);
-  membership_of(url, options);  // says first what is missed most often
+  const Membership member = membership_of(url, options);  // says first what is missed most often
   const LaunchEnvironment& environment = options.environment;
+  if (environment.job && !environment.master_addr) {
+    if (environment.local_world_size == std::to_string(member.world_size)) {
+      return meet_on_host(url, options);
+    }
+    throw refuse("MASTER_ADDR is not set", kHowToMeet);
+  }
   if (!environment.master_addr) throw refuse("MASTER_ADDR is not set", kHowToLaunch);
   if (!environment.master_port) throw refuse("MASTER_PORT is not set", kHowToLaunch);
   const uint16_t port = net::parse_port(*environment.master_port, "MASTER_PORT");
@@ -198,9 +233,11 @@ RendezvousUrl parse_rendezvous_url(const std::string& url) {
 
 Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& options) {
   const LaunchEnvironment& environment = options.environment;
-  const auto [rank, rank_name] = find_number(options.rank, url, "rank", environment.rank, "RANK");
+  const auto [rank, rank_name] =
+      find_number(options.rank, url, "rank", environment.rank, environment.rank_variable);
   const auto [size, size_name] =
-      find_number(options.world_size, url, "world_size", environment.world_size, "WORLD_SIZE");
+      find_number(options.world_size, url, "world_size", environment.world_size,
+                  environment.world_size_variable);
   if (size < 1) {
     throw refuse(size_name + " is " + std::to_string(size) + ", there is at least 1 worker",
                  "give the number of all workers, this one included");

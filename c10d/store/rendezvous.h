@@ -35,7 +35,8 @@ struct Rendezvous {
 };
 
 // Where this worker meets the others:
-//   env://                                  MASTER_ADDR and MASTER_PORT
+//   env://                                  MASTER_ADDR and MASTER_PORT; where mpirun or srun has
+//                                           started all ranks on one host, a file of their own
 //   tcp://host:port[?rank=0&world_size=2]   an IPv6 address in brackets
 //   file:///path[?rank=0&world_size=2]      a path that all workers reach
 //   redis://[user:password@]host:port[/db][?rank=0&world_size=2&prefix=job]

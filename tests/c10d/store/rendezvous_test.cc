@@ -5,9 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <future>
+#include <map>
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/store/hash_store.h>
@@ -296,6 +298,82 @@ TEST(LaunchEnvironment, IsReadFromTheVariablesOfTheLaunchers) {
   EXPECT_EQ(found.store_password, "pw");
   EXPECT_EQ(found.store_password_file, "/pw");
   EXPECT_FALSE(LaunchEnvironment::read().agent_hosts_store);
+}
+
+// As read() finds them.
+LaunchEnvironment environment_of(const std::map<std::string, std::string>& variables) {
+  return LaunchEnvironment::read_from([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::string() : found->second;
+  });
+}
+
+TEST(LaunchEnvironment, KnowsTheVariablesOfEveryLauncher) {
+  const std::map<std::string, std::string> open_mpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                                                       {"OMPI_COMM_WORLD_SIZE", "4"},
+                                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                                       {"PMIX_ID", "1561001985.3"}};
+  const std::map<std::string, std::string> mpich = {
+      {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}};
+  const std::map<std::string, std::string> slurm = {
+      {"SLURM_PROCID", "3"},         {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "8"},
+      {"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_JOB_ID", "77"},        {"SLURM_STEP_ID", "0"}};
+  for (const auto& variables : {open_mpi, mpich, slurm}) {
+    const LaunchEnvironment found = environment_of(variables);
+    EXPECT_EQ(found.rank, "3");
+    EXPECT_EQ(found.world_size, "4");
+    EXPECT_EQ(found.local_world_size, variables.contains("SLURM_PROCID") ? "4" : "2");
+    EXPECT_TRUE(found.job);
+    EXPECT_FALSE(found.master_addr);
+  }
+  EXPECT_EQ(environment_of(open_mpi).job, "ompi-1561001985");
+  EXPECT_EQ(environment_of(slurm).job, "slurm-77.0");
+  // Expect: who sets RANK means it, in whatever job the program runs.
+  auto torchrun_in_slurm = slurm;
+  torchrun_in_slurm.insert({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}});
+  EXPECT_EQ(environment_of(torchrun_in_slurm).rank, "1");
+  EXPECT_EQ(environment_of(torchrun_in_slurm).world_size, "2");
+  EXPECT_FALSE(environment_of(torchrun_in_slurm).job);
+  // Expect: a batch script that srun has not started has no rank.
+  auto batch_script = slurm;
+  batch_script.erase("SLURM_STEP_NUM_TASKS");
+  EXPECT_FALSE(environment_of(batch_script).rank);
+}
+
+TEST(Rendezvous, RanksOfMpirunOnOneHostMeetWithoutAPlace) {
+  const std::string job = "test-" + std::to_string(getpid());
+  const auto meet = [&](int rank) {
+    RendezvousOptions options = plain();
+    options.environment.rank = std::to_string(rank);
+    options.environment.world_size = "2";
+    options.environment.local_world_size = "2";
+    options.environment.job = job;
+    return rendezvous("env://", options);
+  };
+  std::string file;
+  {
+    const Rendezvous zero = meet(0), one = meet(1);
+    zero.store->set("k", "v");
+    EXPECT_EQ(one.store->get("k"), "v");
+    file = zero.store->address().substr(7);
+    struct stat folder {};
+    ASSERT_EQ(stat(file.substr(0, file.rfind('/')).c_str(), &folder), 0);
+    EXPECT_EQ(folder.st_mode & 0777, 0700u);
+  }
+  EXPECT_FALSE(std::ifstream(file).good()) << "the last one removes it";
+}
+
+TEST(Rendezvous, RanksOfMpirunOnSeveralHostsAreToldWhatToSet) {
+  RendezvousOptions options = plain();
+  options.environment = environment_of({{"OMPI_COMM_WORLD_RANK", "3"},
+                                        {"OMPI_COMM_WORLD_SIZE", "4"},
+                                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  const Error error = error_of([&] { rendezvous("env://", options); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("mpirun -x MASTER_ADDR"));
+  options.environment.world_size = "two";
+  EXPECT_THAT(error_of([&] { rendezvous("env://", options); }).what(),
+              HasSubstr("OMPI_COMM_WORLD_SIZE is 'two', which is no number"));
 }
 
 }  // namespace
