@@ -210,9 +210,9 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
       room.failure = error;
     }
     room.taken.assign(room.taken.size(), false);
-    ++room.performed;
     room.changed.notify_all();
     if (room.failure) throw *room.failure;
+    ++room.performed;
     return;
   }
   if (!room.left.empty()) {
@@ -228,7 +228,8 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
       room.changed.notify_all();
     }
   }
-  if (room.failure) throw *room.failure;
+  // What was performed is done, whatever has failed since.
+  if (room.performed == before) throw *room.failure;
 }
 
 Future<int> FakeBackend::send(const Message& message, Block data) {
