@@ -1,0 +1,46 @@
+#include <farspan/c10d/ddp/graph_walk.h>
+
+#include <unordered_set>
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace farspan::dist {
+
+using torch::autograd::Node;
+
+Accumulators::Accumulators(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    nodes_.push_back(torch::autograd::impl::grad_accumulator(parameter));
+    index_.emplace(nodes_.back().get(), index_.size());
+  }
+}
+
+bool Accumulators::mark_reached(const std::vector<at::Tensor>& outputs,
+                                std::vector<bool>& reached) const {
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> stack;
+  const auto visit = [&](const Node* node) {
+    if (node && seen.insert(node).second) stack.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  bool whole = true;
+  while (!stack.empty()) {
+    const Node* const node = stack.back();
+    stack.pop_back();
+    const auto found = index_.find(node);
+    if (found != index_.end()) reached[found->second] = true;
+    // A node that leads nowhere and is no leaf is where a distributed graph goes on elsewhere.
+    if (node->num_outputs() == 0 &&
+        dynamic_cast<const torch::autograd::AccumulateGrad*>(node) == nullptr) {
+      whole = false;
+    }
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return whole;
+}
+
+}  // namespace farspan::dist

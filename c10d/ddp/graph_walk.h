@@ -1,0 +1,35 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Which parameters a backward pass from some tensors will reach.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/csrc/autograd/function.h>
+
+namespace farspan::dist {
+
+// The nodes that take the parameters' gradients.
+//
+// Threading: constant after construction.
+class Accumulators {
+ public:
+  explicit Accumulators(const std::vector<at::Tensor>& parameters);
+
+  const std::vector<std::shared_ptr<torch::autograd::Node>>& nodes() const noexcept {
+    return nodes_;
+  }
+
+  // Marks the parameters that the graph of `outputs` leads to.
+  //   returns  false: the graph goes on where it cannot be seen, in another worker, so that others
+  //            may be reached, too
+  bool mark_reached(const std::vector<at::Tensor>& outputs, std::vector<bool>& reached) const;
+
+ private:
+  std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;  // kept, so that their hooks are
+  std::unordered_map<const torch::autograd::Node*, size_t> index_;
+};
+
+}  // namespace farspan::dist

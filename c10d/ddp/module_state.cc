@@ -1,0 +1,217 @@
+#include <farspan/c10d/ddp/module_state.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/group/values.h>
+
+namespace farspan::dist {
+namespace {
+
+using at::Tensor;
+
+constexpr size_t kPackedBytes = size_t{256} << 10;  // larger ones travel alone, without a copy
+constexpr size_t kNamed = 8;                        // parameters in an error
+
+[[noreturn]] void refuse(const std::string& what, const char* advice = "") {
+  throw Error(Code::kInvalidArgument, what).operation("DistributedDataParallel").advice(advice);
+}
+
+// The weights whose gradients are sparse, by what their modules say.
+std::unordered_set<const at::TensorImpl*> sparse_weights(const torch::nn::Module& module) {
+  std::unordered_set<const at::TensorImpl*> found;
+  const auto look = [&](const torch::nn::Module& one) {
+    if (const auto* plain = dynamic_cast<const torch::nn::EmbeddingImpl*>(&one)) {
+      if (plain->options.sparse()) found.insert(plain->weight.unsafeGetTensorImpl());
+    } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&one)) {
+      if (bag->options.sparse()) found.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  };
+  look(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) look(*child);
+  return found;
+}
+
+void check_names(const torch::nn::Module& module, const std::vector<std::string>& names,
+                 bool buffers_too) {
+  for (const std::string& name : names) {
+    const auto parameters = module.named_parameters();
+    const auto buffers = module.named_buffers();
+    if (parameters.contains(name) || (buffers_too && buffers.contains(name))) continue;
+    refuse("the module has no " + std::string(buffers_too ? "parameter or buffer" : "parameter") +
+               " '" + name + "'",
+           "names are those of named_parameters()");
+  }
+}
+
+void check_usable(const Tensor& tensor, const std::string& name) {
+  if (!tensor.defined()) refuse("'" + name + "' is not defined", "initialise it first");
+  if (tensor.is_cpu() && tensor.layout() == at::kStrided) return;
+  std::ostringstream what;
+  what << "'" << name << "' is " << tensor.layout() << " on " << tensor.device();
+  refuse(what.str(), "DistributedDataParallel takes strided tensors on the CPU");
+}
+
+std::string describe(const Tensor& tensor, const std::string& name, bool sparse) {
+  std::ostringstream text;
+  text << "'" << name << "' " << at::toString(tensor.scalar_type()) << " " << tensor.sizes()
+       << " with strides " << tensor.strides() << (sparse ? " with sparse gradients" : "");
+  return text.str();
+}
+
+std::string describe(const DdpOptions& options) {
+  std::ostringstream text;
+  text << "options: bucket_bytes " << options.bucket_bytes << ", first_bucket_bytes "
+       << options.first_bucket_bytes << ", find_unused_parameters "
+       << options.find_unused_parameters << ", static_graph " << options.static_graph
+       << ", broadcast_buffers " << options.broadcast_buffers << ", init_sync "
+       << options.init_sync;
+  return text.str();
+}
+
+void broadcast_packed(const std::vector<Tensor>& tensors, int src, const CollectiveOptions& to) {
+  int64_t bytes = 0;
+  for (const Tensor& one : tensors) bytes += static_cast<int64_t>(one.nbytes());
+  if (bytes == 0) return;
+  const Tensor packed = at::empty({bytes}, at::kByte);
+  const bool is_source = get_rank(to.group) == to.group->group_rank(src);
+  auto* place = packed.data_ptr<uint8_t>();
+  const auto each = [&](const auto& copy) {
+    uint8_t* at = place;
+    for (const Tensor& one : tensors) {
+      copy(one, at);
+      at += one.nbytes();
+    }
+  };
+  if (is_source) {
+    each([](const Tensor& one, uint8_t* to_bytes) {
+      const Tensor whole = one.contiguous();
+      if (one.numel() > 0) std::memcpy(to_bytes, whole.const_data_ptr(), whole.nbytes());
+    });
+  }
+  broadcast(packed, src, to);
+  if (is_source) return;
+  each([](const Tensor& one, uint8_t* from) {
+    if (one.numel() == 0) return;
+    if (one.is_contiguous()) {
+      std::memcpy(one.mutable_data_ptr(), from, one.nbytes());
+    } else {
+      const Tensor whole = at::empty(one.sizes(), one.options());
+      std::memcpy(whole.mutable_data_ptr(), from, whole.nbytes());
+      Tensor(one).copy_(whole);
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<Tensor> ModuleState::all() const {
+  std::vector<Tensor> tensors = parameters;
+  tensors.insert(tensors.end(), frozen.begin(), frozen.end());
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  return tensors;
+}
+
+std::string ModuleState::names_of(const std::vector<size_t>& which) const {
+  std::string text;
+  const size_t shown = std::min(which.size(), kNamed);
+  for (size_t i = 0; i < shown; ++i) text += (i == 0 ? "'" : ", '") + names[which[i]] + "'";
+  if (shown < which.size()) text += " and " + std::to_string(which.size() - shown) + " others";
+  return text;
+}
+
+ModuleState read_module(const torch::nn::Module& module, const DdpOptions& options) {
+  check_names(module, options.ignore, /*buffers_too=*/true);
+  check_names(module, options.sparse_parameters, /*buffers_too=*/false);
+  const auto named = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  ModuleState state;
+  state.type = module.name();
+  const auto sparse = sparse_weights(module);
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    const Tensor& tensor = item.value();
+    if (named(options.ignore, item.key())) continue;
+    check_usable(tensor, item.key());
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    if (!tensor.requires_grad()) {
+      state.frozen.push_back(tensor.variable_data());
+      continue;
+    }
+    state.parameters.push_back(tensor);
+    state.names.push_back(item.key());
+    state.sparse.push_back(sparse.contains(tensor.unsafeGetTensorImpl()) ||
+                           named(options.sparse_parameters, item.key()));
+  }
+  for (const auto& item : module.named_buffers()) {
+    const Tensor& tensor = item.value();
+    if (!tensor.defined() || named(options.ignore, item.key())) continue;
+    check_usable(tensor, item.key());
+    // Another version counter: a backward pass that has saved a buffer does not mind that the next
+    // forward pass brings rank 0's, as it does not mind that batch norm updates it.
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      state.buffers.push_back(tensor.variable_data());
+    }
+  }
+  if (state.parameters.empty()) {
+    refuse("no parameter of the module requires a gradient", "run the module itself");
+  }
+  return state;
+}
+
+void check_same_on_all_ranks(const ModuleState& state, const DdpOptions& options,
+                             const Group& group) {
+  std::vector<std::string> lines{describe(options)};
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    lines.push_back(describe(state.parameters[i], state.names[i], state.sparse[i]));
+  }
+  lines.push_back("buffers and frozen parameters: " +
+                  std::to_string(state.frozen.size() + state.buffers.size()));
+  CollectiveOptions with;
+  with.group = group;
+  const auto all = all_gather_value(lines, with);
+  const auto differ = [&](size_t rank, const std::string& here, const std::string& there) {
+    throw Error(Code::kShapeMismatch,
+                "rank " + std::to_string(rank) + " has " + here + ", and rank 0 has " + there)
+        .operation("DistributedDataParallel of " + state.type)
+        .advice("build the same module, with the same options, on all ranks");
+  };
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const size_t lines_here = std::min(all[rank].size(), all[0].size());
+    if (all[rank].size() != all[0].size()) {
+      differ(rank, std::to_string(all[rank].size() - 2) + " parameters",
+             std::to_string(all[0].size() - 2));
+    }
+    for (size_t line = 0; line < lines_here; ++line) {
+      if (all[rank][line] != all[0][line]) differ(rank, all[rank][line], all[0][line]);
+    }
+  }
+}
+
+void broadcast_tensors(const std::vector<Tensor>& tensors, int src, const Group& group) {
+  const at::NoGradGuard no_grad;
+  CollectiveOptions with;
+  with.group = group;
+  const int from = group->global_rank(src);
+  std::vector<Tensor> small;
+  for (const Tensor& one : tensors) {
+    if (one.nbytes() > kPackedBytes) {
+      broadcast(one, from, with);
+    } else {
+      small.push_back(one);
+    }
+  }
+  broadcast_packed(small, from, with);
+}
+
+}  // namespace farspan::dist

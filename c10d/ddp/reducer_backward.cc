@@ -1,0 +1,237 @@
+// What happens in the hooks of a backward pass.
+#include <farspan/c10d/ddp/reducer.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <farspan/c10d/ddp/backward_end.h>
+#include <farspan/c10d/group/collectives.h>
+
+namespace farspan::dist {
+
+using Phase = ReductionProgress::Phase;
+using Arrival = ReductionProgress::Arrival;
+
+void Reducer::gradient_came(size_t parameter) {
+  const Phase phase = progress_.phase();
+  const bool stays_here =
+      phase == Phase::kIdle || phase == Phase::kLocal || (phase == Phase::kReduced && !sync_);
+  if (stays_here) {
+    used_[parameter] = 1;
+    return;
+  }
+  guarded([&] {
+    if (at::GradMode::is_enabled()) {
+      throw Error(Code::kInvalidArgument,
+                  "a backward pass with create_graph came to '" + state_.names[parameter] + "'")
+          .operation("DistributedDataParallel of " + state_.type)
+          .advice("averages have no graph: use torch::autograd::grad(), or no_sync()");
+    }
+    if (!watched_ && phase != Phase::kReduced) watch_backward(/*outermost=*/false);
+    if (progress_.begin()) enter_pass();
+    const Arrival arrival = progress_.arrive(parameter);
+    if (arrival != Arrival::kReady && arrival != Arrival::kEarly) {
+      refuse_gradient(parameter, arrival);
+    }
+    if (current_gradient_store() != store_) {
+      throw Error(Code::kInvalidArgument,
+                  "gradients of one iteration go to .grad and to a context, or to two contexts")
+          .operation("DistributedDataParallel of " + state_.type)
+          .advice("run one backward pass for each forward pass");
+    }
+    used_[parameter] = 1;
+    stopwatch_.last_gradient();
+    if (arrival == Arrival::kEarly) return;
+    put(parameter);
+    launch_ready();
+  });
+}
+
+void Reducer::refuse_gradient(size_t parameter, Arrival arrival) const {
+  const std::string name = "'" + state_.names[parameter] + "'";
+  Error error = [&] {
+    if (arrival == Arrival::kTooLate) {
+      return Error(Code::kInvalidArgument, "another gradient of " + name +
+                                               " came after those of the iteration had been "
+                                               "averaged: it would stay on this rank")
+          .advice(
+              "run forward() before each backward pass, or those that are not to be averaged "
+              "in no_sync(); where each iteration gives a parameter several gradients "
+              "(checkpoint), set static_graph");
+    }
+    if (options_.static_graph) {
+      return Error(Code::kInvalidArgument,
+                   "the graph is not that of the first iteration: " + name + " got more than " +
+                       std::to_string(progress_.expected_count(parameter)) + " gradients")
+          .advice("unset static_graph");
+    }
+    return Error(Code::kInvalidArgument, "a second gradient of " + name + " came in one iteration")
+        .advice(
+            "where each iteration gives it several (checkpoint), set static_graph; where "
+            "several backward passes follow a forward pass, run all but the last in no_sync()");
+  }();
+  throw error.operation("DistributedDataParallel of " + state_.type);
+}
+
+void Reducer::backward_begins() {
+  if (progress_.phase() != Phase::kExpecting && progress_.phase() != Phase::kReducing) return;
+  guarded([this] {
+    if (!watched_) watch_backward(/*outermost=*/true);
+    if (!progress_.begin()) return;
+    enter_pass();
+    launch_ready();
+  });
+}
+
+void Reducer::watch_backward(bool outermost) {
+  watched_ = true;
+  at_end_of_backward(
+      [weak = weak_from_this(), outermost] {
+        if (const auto self = weak.lock()) self->backward_ended(outermost);
+      },
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->backward_failed();
+      });
+}
+
+// Parameters of which it is known by now that no gradient will come.
+void Reducer::enter_pass() {
+  store_ = current_gradient_store();
+  stopwatch_.first_gradient();
+  const bool knows_reached =
+      options_.find_unused_parameters && !options_.static_graph && reached_is_all_;
+  for (size_t parameter = 0; wants_outputs() && parameter < state_.parameters.size(); ++parameter) {
+    if (knows_reached && !reached_[parameter]) progress_.absent(parameter);
+    if (progress_.is_ready(parameter)) put_absent(parameter);
+  }
+}
+
+void Reducer::backward_ended(bool outermost) {
+  watched_ = false;
+  if (progress_.phase() != Phase::kReducing) return;
+  guarded([&] {
+    if (outermost && progress_.is_counting()) {
+      progress_.stop_counting();
+      for (size_t parameter = 0; parameter < state_.parameters.size(); ++parameter) {
+        if (progress_.expected_count(parameter) > 0) {
+          put(parameter);
+        } else {
+          put_absent(parameter);
+        }
+      }
+    } else if (outermost && !progress_.all_ready()) {
+      const std::vector<size_t> missing = progress_.missing();
+      if (options_.static_graph) {
+        throw Error(Code::kInvalidArgument,
+                    "the graph is not that of the first iteration: " + state_.names_of(missing) +
+                        " got fewer gradients than there")
+            .operation("DistributedDataParallel of " + state_.type)
+            .advice("unset static_graph");
+      }
+      for (const size_t parameter : missing) {
+        progress_.absent(parameter);
+        put_absent(parameter);
+      }
+    }
+    launch_ready();
+    if (progress_.all_given_out()) finish();
+  });
+}
+
+// In any thread, maybe long after.
+void Reducer::backward_failed() noexcept {
+  backward_failed_.store(true, std::memory_order_release);
+  group_->abort("a backward pass of rank " + std::to_string(group_->rank()) + " has thrown");
+}
+
+void Reducer::put(size_t parameter) {
+  Slot& slot = slots_[progress_.bucket_of(parameter)];
+  const at::Tensor gradient = store_->gradient(state_.parameters[parameter]);
+  if (slot.sparse) return put_sparse(parameter, gradient);
+  if (gradient.defined() && gradient.layout() != at::kStrided) {
+    throw Error(Code::kInvalidArgument,
+                "the gradient of '" + state_.names[parameter] + "' is not dense")
+        .operation("DistributedDataParallel of " + state_.type)
+        .advice("name it in DdpOptions::sparse_parameters");
+  }
+  const size_t place = place_in_bucket_[parameter];
+  if (gradient.defined() && slot.bucket.holds(place, gradient)) return;
+  slot.bucket.put(place, gradient);
+  // The other memory is free for what the pass computes next.
+  if (gradient.defined() && options_.gradient_as_bucket_view && store_->takes_views()) {
+    store_->set_gradient(state_.parameters[parameter], slot.bucket.gradients()[place]);
+  }
+}
+
+// What it has from before counts on the ranks where the parameter is used. Where it is used on none
+// it must stay as it is, so it must not lie in the bucket.
+void Reducer::put_absent(size_t parameter) {
+  Slot& slot = slots_[progress_.bucket_of(parameter)];
+  const at::Tensor gradient = store_->gradient(state_.parameters[parameter]);
+  if (slot.sparse) return put_sparse(parameter, gradient);
+  const size_t place = place_in_bucket_[parameter];
+  if (gradient.defined() && slot.bucket.holds(place, gradient)) {
+    store_->set_gradient(state_.parameters[parameter], gradient.clone());
+  } else {
+    slot.bucket.put(place, gradient);
+  }
+}
+
+void Reducer::put_sparse(size_t parameter, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& own = state_.parameters[parameter];
+  at::Tensor& place = slots_[progress_.bucket_of(parameter)].sparse_gradient;
+  if (!gradient.defined()) {
+    // No rows.
+    std::vector<int64_t> shape = own.sizes().vec();
+    shape[0] = 0;
+    place =
+        at::sparse_coo_tensor(at::empty({1, 0}, at::kLong),
+                              at::empty(shape, own.options().requires_grad(false)), own.sizes());
+    return;
+  }
+  if (!gradient.is_sparse()) {
+    throw Error(Code::kInvalidArgument,
+                "the gradient of '" + state_.names[parameter] + "' is not sparse")
+        .operation("DistributedDataParallel of " + state_.type)
+        .advice("take it out of DdpOptions::sparse_parameters, or use the parameter sparsely only");
+  }
+  // A tensor of its own, since the sum is written to it while the pass goes on.
+  place = at::sparse_coo_tensor(gradient._indices(), gradient._values(), gradient.sizes());
+  place._coalesced_(gradient.is_coalesced());
+}
+
+void Reducer::launch_ready() {
+  while (const auto bucket = progress_.next_bucket()) launch(*bucket);
+}
+
+void Reducer::launch(size_t index) {
+  if (index == 0 && join_) tell(kReduce);
+  stopwatch_.bucket_begins();
+  launch_bucket(index);
+}
+
+void Reducer::launch_bucket(size_t index) {
+  Slot& slot = slots_[index];
+  if (slot.sparse) {
+    ReduceOptions options;
+    options.group = group_;
+    const Work work = all_reduce_async(slot.sparse_gradient, options);
+    slot.result = [work, sum = slot.sparse_gradient, divisor = divisor()] {
+      work.wait();
+      return at::Tensor(sum).div_(divisor);
+    };
+    return;
+  }
+  const bool is_last = index + 1 == slots_.size();
+  GradBucket bucket(slot.bucket, index, is_last, group_, divisor());
+  if (hook_) {
+    slot.result = hook_(bucket);
+  } else if (!is_last) {
+    slot.result = start_average(bucket, bucket.buffer());
+  }
+  // The last one is left to finish(): the thread that waits for it does it itself, and no other is
+  // woken.
+}
+
+}  // namespace farspan::dist

@@ -1,0 +1,128 @@
+// The rules under test: c10d/ddp/README.md, "Buckets", over whole passes; and what is measured.
+#include "c10d/ddp/ddp_suite.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+namespace farspan::testing {
+namespace {
+
+using ::testing::ElementsAre;
+
+class DdpBuckets : public DdpSuite {};
+FARSPAN_DDP_SUITE(DdpBuckets);
+
+// Each layer has 4 * 4 weights and 4 biases of 4 bytes.
+constexpr size_t kLayer = 80;
+
+torch::nn::Sequential layers(int count) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < count; ++i) net->push_back(torch::nn::Linear(4, 4));
+  seeded(net.ptr(), 3);
+  return net;
+}
+
+TEST_P(DdpBuckets, AreOneAtFirstAndThenCutInTheOrderOfArrival) {
+  on_each(3, [](int rank) {
+    auto net = layers(5);
+    Ddp<torch::nn::Sequential> ddp(net, {.bucket_bytes = 2 * kLayer, .first_bucket_bytes = kLayer});
+    EXPECT_THAT(ddp.statistics().bucket_bytes, ElementsAre(5 * kLayer));
+    EXPECT_FALSE(ddp.statistics().rebuilt);
+    for (int step = 0; step < 3; ++step) {
+      const Tensors expected =
+          averaged(3, *net, [&](int one) { return net->forward(input_of(one, step)).sum(); });
+      drop_gradients(*net);
+      ddp(input_of(rank, step)).sum().backward();
+      expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+    }
+    EXPECT_TRUE(ddp.statistics().rebuilt);
+    EXPECT_THAT(ddp.statistics().bucket_bytes, ElementsAre(kLayer, 2 * kLayer, 2 * kLayer));
+  });
+}
+
+TEST_P(DdpBuckets, MaySplitAModelIntoManyAndGradientsAreTheSameBits) {
+  on_each(2, [](int rank) {
+    auto net = layers(6);
+    std::vector<Tensors> of_sizes;
+    for (const size_t bytes : {size_t{1}, size_t{100}, size_t{1} << 20}) {
+      Ddp<torch::nn::Sequential> ddp(net, {.bucket_bytes = bytes, .first_bucket_bytes = bytes});
+      for (int step = 0; step < 2; ++step) {
+        drop_gradients(*net);
+        ddp(input_of(rank)).sum().backward();
+      }
+      of_sizes.emplace_back();
+      for (const Tensor& one : gradients_of(*net)) of_sizes.back().push_back(one.clone());
+    }
+    expect_equal(of_sizes[1], of_sizes[0], "buckets of 100 bytes");
+    expect_equal(of_sizes[2], of_sizes[0], "one bucket");
+  });
+}
+
+// The ranks' gradients come in different orders.
+TEST_P(DdpBuckets, FollowRank0WhereRanksDiffer) {
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<Branches>(), 3);
+    Ddp<Branches> ddp(net, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    // The gradients of what is computed last come first.
+    const auto loss = [&](int one, auto& module) {
+      const Tensor a = module(input_of(one), one == 0 ? "left" : "right");
+      const Tensor b = module(input_of(one), one == 0 ? "right" : "left");
+      return (a * b).sum();
+    };
+    auto plain = [&](const Tensor& x, const std::string& way) { return net->forward(x, way); };
+    for (int step = 0; step < 3; ++step) {
+      const Tensors expected = averaged(2, *net, [&](int one) { return loss(one, plain); });
+      drop_gradients(*net);
+      loss(rank, ddp).backward();
+      expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+    }
+    EXPECT_EQ(ddp.statistics().bucket_bytes.size(), 6u);
+  });
+}
+
+TEST_P(DdpBuckets, AreReducedWhileBackwardGoesOn) {
+  on_each(2, [](int rank) {
+    auto net = layers(3);
+    Ddp<torch::nn::Sequential> ddp(net, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    for (int step = 0; step < 2; ++step) ddp(input_of(rank)).sum().backward();
+    // What the last layer's bucket does is done before the first layer's gradient is there: a hook
+    // on what lies between waits for it.
+    const uint64_t before = ddp.group()->sequence();
+    uint64_t meanwhile = 0;
+    const Tensor x = input_of(rank).requires_grad_();
+    const Tensor y = ddp(x);
+    x.register_hook([&](const Tensor&) { meanwhile = ddp.group()->sequence(); });
+    y.sum().backward();
+    EXPECT_GE(meanwhile, before + 4) << "the buckets of the two last layers were begun";
+    EXPECT_EQ(ddp.group()->sequence(), before + 6);
+  });
+}
+
+TEST_P(DdpBuckets, StatisticsTellHowLongThePartsTook) {
+  on_each(2, [](int rank) {
+    auto net = layers(4);
+    Ddp<torch::nn::Sequential> ddp(net);
+    EXPECT_EQ(ddp.statistics().iterations, 0u);
+    EXPECT_EQ(ddp.statistics().parameters, 8u);
+    EXPECT_EQ(ddp.statistics().parameter_bytes, 4 * kLayer);
+    const TimePoint began = Clock::now();
+    constexpr int kSteps = static_cast<int>(dist::DdpStatistics::kKept) + 3;
+    for (int step = 0; step < kSteps; ++step) ddp(input_of(rank)).sum().backward();
+    const Clock::duration all = Clock::now() - began;
+    const dist::DdpStatistics statistics = ddp.statistics();
+    EXPECT_EQ(statistics.iterations, static_cast<uint64_t>(kSteps));
+    ASSERT_EQ(statistics.last.size(), dist::DdpStatistics::kKept);
+    Clock::duration sum{0};
+    for (const dist::DdpTimes& one : statistics.last) {
+      EXPECT_GT(one.forward.count(), 0);
+      EXPECT_GT(one.backward.count(), 0);
+      EXPECT_GT(one.communication.count(), 0);
+      EXPECT_LE(one.overlap, one.communication);
+      sum += one.forward + one.backward + one.communication - one.overlap;
+    }
+    EXPECT_LE(sum, all);
+    EXPECT_GT(statistics.average.forward.count(), 0);
+  });
+}
+
+}  // namespace
+}  // namespace farspan::testing

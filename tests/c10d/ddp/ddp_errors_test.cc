@@ -1,0 +1,260 @@
+// The rules under test: c10d/ddp/README.md, "Errors": each says which parameters and what to do,
+// and no rank is left waiting.
+#include "c10d/ddp/ddp_suite.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+namespace farspan::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+class DdpErrors : public DdpSuite {
+ protected:
+  // What each of two ranks gets that builds what it likes.
+  template <class Make>
+  void expect_construction_fails(Make make, Code code, const std::string& text) {
+    on_each(2, [&](int rank) {
+      const Error error = error_of([&] { make(rank); });
+      EXPECT_EQ(error.code(), code);
+      EXPECT_THAT(error.what(), HasSubstr(text));
+    });
+  }
+};
+FARSPAN_DDP_SUITE(DdpErrors);
+
+template <class Net>
+void make_ddp(std::shared_ptr<Net> net, const DdpOptions& options = {}) {
+  Ddp<Net> ddp(net, options);
+}
+
+TEST_P(DdpErrors, RanksWithOtherParametersAreNamedByAll) {
+  using torch::nn::Linear;
+  expect_construction_fails(
+      [](int rank) { make_ddp(Linear(3, 2 + rank).ptr()); }, Code::kShapeMismatch,
+      "rank 1 has 'weight' Float [3, 3] with strides [3, 1], and rank 0 has 'weight' Float [2, 3]");
+  expect_construction_fails(
+      [](int rank) { make_ddp(Linear(torch::nn::LinearOptions(3, 2).bias(rank == 0)).ptr()); },
+      Code::kShapeMismatch, "rank 1 has 1 parameters, and rank 0 has 2");
+  expect_construction_fails(
+      [](int rank) {
+        Linear net(3, 2);
+        net->to(rank == 0 ? at::kFloat : at::kDouble);
+        make_ddp(net.ptr());
+      },
+      Code::kShapeMismatch, "'weight' Double");
+  expect_construction_fails(
+      [](int rank) { make_ddp(Linear(3, 2).ptr(), {.find_unused_parameters = rank == 1}); },
+      Code::kShapeMismatch, "find_unused_parameters 1");
+}
+
+TEST_P(DdpErrors, AModuleThatCannotLearnIsRefused) {
+  on_each(1, [](int) {
+    torch::nn::Linear net(3, 2);
+    for (Tensor& one : net->parameters()) one.requires_grad_(false);
+    const Error none = error_of([&] { make_ddp(net.ptr()); });
+    EXPECT_EQ(none.code(), Code::kInvalidArgument);
+    EXPECT_THAT(none.what(), HasSubstr("no parameter of the module requires a gradient"));
+    const Error null = error_of([] { make_ddp(std::shared_ptr<TwoLayers>()); });
+    EXPECT_THAT(null.what(), HasSubstr("the module is null"));
+    const Error name =
+        error_of([&] { make_ddp(torch::nn::Linear(3, 2).ptr(), {.ignore = {"weihgt"}}); });
+    EXPECT_THAT(name.what(), HasSubstr("no parameter or buffer 'weihgt'"));
+  });
+}
+
+TEST_P(DdpErrors, ParametersWithoutGradientsAreNamedAtTheNextForward) {
+  on_each(2, [](int rank) {
+    Ddp<Branches> ddp(seeded(std::make_shared<Branches>(), 3));
+    ddp(input_of(rank), "left").sum().backward();
+    const Error error = error_of([&] { ddp(input_of(rank), "left"); });
+    // Expect: whoever is second hears of it from the first.
+    EXPECT_THAT(error.what(), AnyOf(AllOf(HasSubstr("gave no gradient to 'right.weight', "
+                                                    "'right.bias'"),
+                                          HasSubstr("set find_unused_parameters")),
+                                    HasSubstr("gave no gradient to")));
+    const Error again = error_of([&] { ddp(input_of(rank), "left"); });
+    EXPECT_THAT(again.what(), HasSubstr("failed before"));
+  });
+}
+
+TEST_P(DdpErrors, ARankThatUsesLessDoesNotLeaveTheOthersWaiting) {
+  on_each(2, [](int rank) {
+    Ddp<Branches> ddp(seeded(std::make_shared<Branches>(), 3));
+    const auto step = [&] { ddp(input_of(rank), rank == 0 ? "both" : "left").sum().backward(); };
+    const Error error = error_of([&] {
+      step();
+      step();
+    });
+    EXPECT_THAT(error.what(), HasSubstr("gave no gradient to 'right.weight', 'right.bias'"));
+    EXPECT_EQ(error.code(), rank == 1 ? Code::kInvalidArgument : Code::kCancelled);
+  });
+}
+
+TEST_P(DdpErrors, ASecondGradientInOneIterationIsNamed) {
+  on_each(1, [](int rank) {
+    Ddp<Branches> ddp(seeded(std::make_shared<Branches>(), 3));
+    const Tensor y = ddp(input_of(rank), "left").sum();
+    y.backward({}, /*retain_graph=*/true);
+    const Error error = error_of([&] { y.backward(); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("a second gradient of 'left."), HasSubstr("set static_graph")));
+  });
+}
+
+TEST_P(DdpErrors, AGradientAfterTheAverageIsNamed) {
+  on_each(1, [](int rank) {
+    const auto net = seeded(std::make_shared<TwoLayers>(), 3);
+    Ddp<TwoLayers> ddp(net);
+    const Tensor y = ddp(input_of(rank)).sum();
+    y.backward({}, /*retain_graph=*/true);
+    {
+      const auto local = ddp.no_sync();  // Expect: said to be meant
+      y.backward({}, /*retain_graph=*/true);
+    }
+    const Error error = error_of([&] { y.backward(); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("another gradient of 'second."),
+                                    HasSubstr("came after"), HasSubstr("no_sync()")));
+  });
+}
+
+TEST_P(DdpErrors, AGraphThatIsNotThatOfTheFirstIterationIsNamed) {
+  on_each(1, [](int) {
+    Ddp<Branches> ddp(seeded(std::make_shared<Branches>(), 3), {.static_graph = true});
+    ddp(input_of(0), "both").sum().backward();
+    const Error fewer = error_of([&] { ddp(input_of(0), "left").sum().backward(); });
+    EXPECT_EQ(fewer.code(), Code::kInvalidArgument);
+    EXPECT_THAT(fewer.what(),
+                AllOf(HasSubstr("the graph is not that of the first iteration: 'right.weight', "
+                                "'right.bias' got fewer gradients"),
+                      HasSubstr("unset static_graph")));
+    Ddp<Branches> other(seeded(std::make_shared<Branches>(), 3), {.static_graph = true});
+    other(input_of(0), "left").sum().backward();
+    const Error more = error_of([&] { other(input_of(0), "both").sum().backward(); });
+    EXPECT_THAT(more.what(), AllOf(HasSubstr("'right."), HasSubstr("got more than 0 gradients")));
+  });
+}
+
+TEST_P(DdpErrors, WhatThrowsInABackwardPassEndsTheOthersToo) {
+  on_each(3, [](int rank) {
+    Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3),
+                       {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    for (int step = 0; step < 2; ++step) ddp(input_of(rank)).sum().backward();
+    const auto thrown = [&] {
+      Tensor x = input_of(rank).requires_grad_();
+      if (rank == 1) {
+        // Comes with the gradient of the input, after those of all parameters but not their end.
+        x.register_hook([](const Tensor&) { throw std::runtime_error("out of luck"); });
+      }
+      ddp(x).sum().backward();
+    };
+    if (rank == 1) {
+      EXPECT_THROW(thrown(), std::runtime_error) << "its own error, not ours";
+      EXPECT_EQ(code_of([&] { ddp(input_of(rank)); }), Code::kCancelled);
+    } else {
+      const Error error = error_of(thrown);
+      EXPECT_EQ(error.code(), Code::kCancelled);
+      EXPECT_THAT(error.what(), HasSubstr("a backward pass of rank 1 has thrown"));
+    }
+  });
+}
+
+TEST_P(DdpErrors, AfterOneTheRanksCanBuildAnother) {
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<Branches>(), 3);
+    {
+      Ddp<Branches> ddp(net);
+      ddp(input_of(rank), "left").sum().backward();
+      EXPECT_NE(code_of([&] { ddp(input_of(rank), "left"); }), Code::kOk);
+    }
+    Ddp<Branches> ddp(net);
+    const Tensors expected =
+        averaged(2, *net, [&](int one) { return net->forward(input_of(one), "both").sum(); });
+    drop_gradients(*net);
+    ddp(input_of(rank), "both").sum().backward();
+    expect_equal(gradients_of(*net), expected, "of the second");
+  });
+}
+
+TEST_P(DdpErrors, ADenseGradientIsNotTakenForASparseOne) {
+  on_each(1, [](int) {
+    struct Raw : torch::nn::Module {
+      Raw() { table = register_parameter("table", at::ones({5, 2})); }
+      Tensor forward(const Tensor& rows) {
+        return at::embedding(table, rows, -1, false, /*sparse=*/true);
+      }
+      Tensor table;
+    };
+    const Tensor rows = at::tensor({1, 2}, at::kLong);
+    Ddp<Raw> untold(std::make_shared<Raw>());
+    const Error error = error_of([&] { untold(rows).sum().backward(); });
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("'table' is not dense"),
+                                    HasSubstr("DdpOptions::sparse_parameters")));
+    const auto net = std::make_shared<Raw>();
+    Ddp<Raw> told(net, {.sparse_parameters = {"table"}});
+    told(rows).sum().backward();
+    EXPECT_TRUE(net->table.grad().is_sparse());
+    const Error dense = error_of([&] {
+      net->table.mutable_grad().reset();
+      (told(rows).sum() + net->table.sum()).backward();
+    });
+    EXPECT_THAT(dense.what(), HasSubstr("'table' is not sparse"));
+  });
+}
+
+TEST_P(DdpErrors, ABackwardPassWithCreateGraphIsRefused) {
+  on_each(1, [](int) {
+    Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3));
+    const Error error =
+        error_of([&] { ddp(input_of(0)).sum().backward({}, true, /*create_graph=*/true); });
+    EXPECT_THAT(error.what(), HasSubstr("a backward pass with create_graph"));
+  });
+}
+
+struct Opaque {
+  explicit Opaque(Tensor y) : scores(std::move(y)) {}
+  Tensor scores;
+};
+struct GivesOpaque : torch::nn::Module {
+  GivesOpaque() { layer = register_module("layer", torch::nn::Linear(4, 3)); }
+  Opaque forward(const Tensor& x) { return Opaque(layer->forward(x)); }
+  torch::nn::Linear layer{nullptr};
+};
+
+TEST_P(DdpErrors, AnOutputWhoseTensorsAreNotKnownIsNamedWhereTheyAreNeeded) {
+  on_each(1, [](int) {
+    Ddp<GivesOpaque> plain(std::make_shared<GivesOpaque>());
+    plain(input_of(0)).scores.sum().backward();
+    Ddp<GivesOpaque> ddp(std::make_shared<GivesOpaque>(), {.find_unused_parameters = true});
+    const Error error = error_of([&] { ddp(input_of(0)); });
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("Opaque"), HasSubstr("visit_tensors()")));
+  });
+}
+
+TEST(DdpLostRank, EndsTheBackwardPassesOfTheOthersSoon) {
+  at::set_num_threads(1);
+  FakeRanks ranks(3, kRanksTimeout);
+  ranks.run(3, [&](int rank) {
+    Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3));
+    for (int step = 0; step < 2; ++step) ddp(input_of(rank)).sum().backward();
+    const Tensor y = ddp(input_of(rank)).sum();
+    if (rank == 2) {
+      ranks.fabric->kill(2);
+      return;
+    }
+    const TimePoint began = Clock::now();
+    const Error error = error_of([&] { y.backward(); });
+    EXPECT_LT(Clock::now() - began, 2s);
+    EXPECT_EQ(error.code(), Code::kDisconnected);
+    EXPECT_THAT(error.what(), HasSubstr("rank 2"));
+    EXPECT_EQ(code_of([&] { ddp(input_of(rank)); }), Code::kDisconnected);
+  });
+}
+
+}  // namespace
+}  // namespace farspan::testing
