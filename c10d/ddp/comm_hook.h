@@ -19,8 +19,8 @@ namespace farspan::dist {
 
 // One bucket in one iteration, as a hook gets it.
 //
-// Threading: used by the thread that runs the backward pass. Lifetime: the hook's call; tensors
-//            that it takes out live on.
+// Threading: used by the thread that runs the backward pass. Lifetime: until the hook's result has
+//            been taken; tensors that are kept live on.
 class GradBucket {
  public:
   GradBucket(const Bucket& bucket, size_t index, bool is_last, Group group, int divisor)

@@ -153,7 +153,7 @@ void Reducer::guarded(Fn&& fn) {
     check_usable();
     fn();
   } catch (...) {
-    const Error error = to_error(std::current_exception());
+    const Error error = to_error(std::current_exception(), Code::kRemote);  // of a hook
     fail(error);
     throw error;
   }
