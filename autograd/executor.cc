@@ -147,6 +147,7 @@ void Executor::run_frame() {
   run_in_engine(keeps_graph(), [&] {
     try {
       const at::AutoGradMode recording(options_.create_graph);
+      const dist::UseGradientStore into(leaves_);  // for hooks that look at gradients
       drain();
       work_->join_streams();
     } catch (...) {

@@ -39,6 +39,11 @@ at::Tensor LeafGradients::get(const at::Tensor& leaf) const {
   return found == index_.end() ? at::Tensor() : entries_[found->second].second;
 }
 
+void LeafGradients::set_gradient(const at::Tensor& leaf, at::Tensor gradient) {
+  const MutexLock adding(adding_);
+  set(leaf, std::move(gradient));
+}
+
 void LeafGradients::set(const at::Tensor& leaf, at::Tensor gradient) {
   const MutexLock lock(mutex_);
   const auto [found, is_new] = index_.try_emplace(leaf.unsafeGetTensorImpl(), entries_.size());

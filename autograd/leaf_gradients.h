@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/ddp/gradient_store.h>
 
 namespace farspan::dist_autograd {
 
@@ -18,7 +19,7 @@ namespace farspan::dist_autograd {
 //
 // Threading: every method may be called from any thread. A later pass adds in place to the tensors
 // that find() and all() gave out, as .grad does.
-class LeafGradients {
+class LeafGradients final : public dist::GradientStore {
  public:
   // Adds `gradient` [shape of `leaf`] to what is there. Takes its memory over when nobody else
   // holds it, copies otherwise; keeps the layout that AccumulateGrad would.
@@ -34,6 +35,12 @@ class LeafGradients {
 
   size_t size() const;
   void clear();
+
+  // For data-parallel trainers, whose hooks replace gradients by the ranks' average. Theirs, too,
+  // shares its memory with nobody.
+  at::Tensor gradient(const at::Tensor& leaf) const override { return find(leaf); }
+  void set_gradient(const at::Tensor& leaf, at::Tensor gradient) override;
+  bool takes_views() const noexcept override { return false; }
 
  private:
   at::Tensor get(const at::Tensor& leaf) const FARSPAN_EXCLUDES(mutex_);
