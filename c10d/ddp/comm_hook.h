@@ -62,7 +62,8 @@ using BucketResult = std::function<at::Tensor()>;
 //   throws  what it throws comes out of backward(); DDP is of no use after that
 using CommHook = std::function<BucketResult(GradBucket& bucket)>;
 
-// Starts to average `tensor` over the ranks of the bucket, in place: for use in hooks.
+// Averages `tensor` over the ranks, in place: for use in hooks. In the background, but for the last
+// bucket: there the thread that asks for the result does it itself, and no other is woken.
 BucketResult start_average(const GradBucket& bucket, at::Tensor tensor);
 
 // What DDP does without a hook.

@@ -104,7 +104,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_finish.cc: at the end of a backward pass.
   void finish();
   void finish_bucket(size_t bucket);
-  void reduce_last(Slot& slot);
   void reduce_used();
   void write_back(size_t bucket);
   bool asks_for_used() const noexcept;

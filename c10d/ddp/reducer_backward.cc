@@ -40,8 +40,8 @@ void Reducer::gradient_came(size_t parameter) {
           .advice("run one backward pass for each forward pass");
     }
     used_[parameter] = 1;
-    stopwatch_.last_gradient();
     if (arrival == Arrival::kEarly) return;
+    if (progress_.all_ready()) stopwatch_.last_gradient();
     put(parameter);
     launch_ready();
   });
@@ -110,6 +110,7 @@ void Reducer::backward_ended(bool outermost) {
   watched_ = false;
   if (progress_.phase() != Phase::kReducing) return;
   guarded([&] {
+    if (!progress_.all_ready()) stopwatch_.last_gradient();
     if (outermost && progress_.is_counting()) {
       progress_.stop_counting();
       for (size_t parameter = 0; parameter < state_.parameters.size(); ++parameter) {
@@ -225,13 +226,7 @@ void Reducer::launch_bucket(size_t index) {
   }
   const bool is_last = index + 1 == slots_.size();
   GradBucket bucket(slot.bucket, index, is_last, group_, divisor());
-  if (hook_) {
-    slot.result = hook_(bucket);
-  } else if (!is_last) {
-    slot.result = start_average(bucket, bucket.buffer());
-  }
-  // The last one is left to finish(): the thread that waits for it does it itself, and no other is
-  // woken.
+  slot.result = hook_ ? hook_(bucket) : start_average(bucket, bucket.buffer());
 }
 
 }  // namespace farspan::dist

@@ -1,4 +1,4 @@
-// The end of an iteration: the last bucket, and gradients back to where they belong.
+// The end of an iteration: buckets end, and averages go where gradients belong.
 #include <farspan/c10d/ddp/reducer.h>
 
 #include <ATen/ATen.h>
@@ -29,7 +29,6 @@ void Reducer::finish() {
 
 void Reducer::finish_bucket(size_t index) {
   Slot& slot = slots_[index];
-  if (!slot.result) return reduce_last(slot);
   const at::Tensor average = std::exchange(slot.result, nullptr)();
   if (slot.sparse) return;
   const at::Tensor& flat = slot.bucket.flat();
@@ -44,15 +43,6 @@ void Reducer::finish_bucket(size_t index) {
   }
   const at::NoGradGuard no_grad;
   at::Tensor(flat).copy_(average.reshape({-1}));
-}
-
-void Reducer::reduce_last(Slot& slot) {
-  ReduceOptions options;
-  options.group = group_;
-  const bool by_all = divisor() == group_->size();
-  options.op = by_all ? ReduceOp::kAvg : ReduceOp::kSum;
-  all_reduce(slot.bucket.flat(), options);
-  if (!by_all) at::Tensor(slot.bucket.flat()).div_(divisor());
 }
 
 // In a static graph the first iteration tells it for all.

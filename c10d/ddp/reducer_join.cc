@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/group/collectives.h>
 
 namespace farspan::dist {
@@ -35,6 +34,7 @@ void Reducer::end_join() {
   while (shadow_step()) {
   }
   broadcast_tensors(state_.all(), join_->leader(), group_);
+  buffers_are_old_ = true;  // or not, but the same on all ranks
   join_.reset();
 }
 

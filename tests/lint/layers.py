@@ -29,6 +29,7 @@ SIBLINGS = {"c10d/backends", "c10d/ddp"}  # neither includes the other
 # These must not see LibTorch, neither directly nor through a room that does.
 WITHOUT_LIBTORCH = (
     "c10d/base/", "c10d/net/", "c10d/transport/", "c10d/store/", "rpc/wire/", "rpc/agent/",
+    "c10d/ddp/bucket_plan", "c10d/ddp/reduction_progress",
     "rref/id.h", "rref/protocol", "autograd/pass", "autograd/ended_passes", "optim/step_gate")
 GENERATED = re.compile(r"\.capnp\.h$")  # schemas know nothing of LibTorch
 
@@ -94,6 +95,7 @@ BAD = {
     "rpc/agent/agent.h": "#include <farspan/c10d/values/codec.h>\n",
     "rref/protocol.cc": "#include <farspan/rref/rref.h>\n",
     "c10d/ddp/reducer.cc": "#include <farspan/c10d/backends/fake/fake.h>\n",
+    "c10d/ddp/reducer.h": "#include <farspan/autograd/leaf_gradients.h>\n",
     "optim/remote_step.cc": '#include "remote_step.h"\n',
     "autograd/engine.cc": "#include <farspan/elsewhere/engine.h>\n",
 }

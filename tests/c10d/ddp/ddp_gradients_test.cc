@@ -29,6 +29,24 @@ TEST_P(DdpGradients, AreTheSumInTheOrderOfRanksDividedByTheirNumber) {
   }
 }
 
+TEST_P(DdpGradients, AnyModuleCanBeWrapped) {
+  on_each(2, [](int rank) {
+    dist::DistributedDataParallel whole(std::make_shared<TwoLayers>());
+    dist::DistributedDataParallel held(torch::nn::Linear(4, 3));
+    dist::DistributedDataParallel<torch::nn::Linear> named(torch::nn::Linear(4, 3));
+    static_assert(std::is_same_v<decltype(whole(Tensor())), Tensor>);
+    for (const Tensor& y :
+         {whole(input_of(rank)), held.forward(input_of(rank)), named(input_of(rank))}) {
+      EXPECT_EQ(y.sizes(), at::IntArrayRef({5, 3}));
+    }
+    EXPECT_EQ(whole.parameters().size(), 4u);
+    EXPECT_EQ(held.named_parameters().keys()[0], "module.weight");
+    EXPECT_EQ(named.module()->weight.sizes(), at::IntArrayRef({3, 4}));
+    whole.eval();
+    EXPECT_FALSE(whole.module()->is_training());
+  });
+}
+
 TEST_P(DdpGradients, ParametersAndBuffersOfRank0ComeToAllAtConstruction) {
   on_each(3, [](int rank) {
     const auto net = seeded(std::make_shared<TwoLayers>(), rank * 10);

@@ -1,0 +1,111 @@
+// Ranks as processes of their own: they learn the same, and one that dies in the middle of a
+// backward pass ends it on the others in time.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include <farspan/c10d/init/init.h>
+#include <torch/optim/sgd.h>
+
+#include "c10d/ddp/ddp_suite.h"
+#include "c10d/store/temporary_folder.h"
+#include "support/processes.h"
+
+namespace farspan::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+int join_job() {
+  at::set_num_threads(1);
+  dist::InitOptions options;
+  options.init_method = std::getenv("INIT_METHOD");
+  dist::init_process_group("cpu", options);
+  return dist::get_rank();
+}
+
+// Prints what it has learned.
+int train() {
+  const int rank = join_job();
+  const auto net = seeded(std::make_shared<TwoLayers>(), rank);
+  {
+    Ddp<TwoLayers> ddp(net, {.bucket_bytes = 64, .first_bucket_bytes = 32});
+    torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+    for (int step = 0; step < 50; ++step) {
+      optimizer.zero_grad();
+      ddp(input_of(rank, step)).sin().sum().backward();
+      optimizer.step();
+    }
+  }
+  std::printf("learned");
+  for (const Tensor& one : net->parameters()) {
+    std::printf(" %a", one.to(at::kDouble).square().sum().item<double>());
+  }
+  std::printf("\n");
+  dist::destroy_process_group();
+  return 0;
+}
+
+// Rank 1 dies in the middle of its fourth backward pass; the others say what they got, and when.
+int lose_a_rank() {
+  const int rank = join_job();
+  Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3),
+                     {.bucket_bytes = 1, .first_bucket_bytes = 1});
+  for (int step = 0; step < 3; ++step) ddp(input_of(rank, step)).sum().backward();
+  Tensor x = input_of(rank).requires_grad_();
+  if (rank == 1) {
+    x.register_hook([](const Tensor&) { kill(getpid(), SIGKILL); });
+  }
+  const TimePoint began = Clock::now();
+  const Error error = error_of([&] { ddp(x).sum().backward(); });
+  const Error later = error_of([&] { ddp(x); });
+  std::printf("%s; %s; %s\n", Clock::now() - began < 2s ? "in time" : "late", error.what(),
+              later.what());
+  return 0;
+}
+
+std::vector<Process::End> run_processes(const char* role, int ranks) {
+  const TemporaryFolder folder;
+  std::vector<std::unique_ptr<Process>> processes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    processes.push_back(std::make_unique<Process>(
+        role, Process::Environment{{"WORLD_SIZE", std::to_string(ranks)},
+                                   {"RANK", std::to_string(rank)},
+                                   {"INIT_METHOD", "file://" + folder.file("meet")}}));
+  }
+  std::vector<Process::End> ends;
+  for (const auto& process : processes) ends.push_back(process->wait(60s));
+  return ends;
+}
+
+TEST(DdpProcesses, LearnTheSameBits) {
+  const auto ends = run_processes("train", 3);
+  EXPECT_THAT(ends[0].output, HasSubstr("learned 0x"));
+  for (const Process::End& end : ends) {
+    EXPECT_EQ(end.status, 0);
+    EXPECT_EQ(end.output, ends[0].output);
+  }
+}
+
+TEST(DdpProcesses, EndInTimeWhenOneDiesInItsBackwardPass) {
+  const auto ends = run_processes("lose_a_rank", 3);
+  EXPECT_EQ(ends[1].status, 128 + SIGKILL);
+  for (const int survivor : {0, 2}) {
+    const std::string& output = ends[static_cast<size_t>(survivor)].output;
+    EXPECT_THAT(output, HasSubstr("in time; DISCONNECTED"));
+    EXPECT_THAT(output, HasSubstr("rank 1 ("));
+    EXPECT_THAT(output, HasSubstr("it failed before"));
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
+
+int main(int argc, char** argv) {
+  return farspan::testing::run_tests(
+      argc, argv,
+      {{"train", farspan::testing::train}, {"lose_a_rank", farspan::testing::lose_a_rank}});
+}
