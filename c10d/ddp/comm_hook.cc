@@ -20,9 +20,13 @@ BucketResult start_average(const GradBucket& bucket, at::Tensor tensor) {
   ReduceOptions options;
   options.group = bucket.group();
   options.op = by_all ? ReduceOp::kAvg : ReduceOp::kSum;
-  Work work = all_reduce_async(tensor, options);
-  return [work = std::move(work), tensor = std::move(tensor), by_all, divisor = bucket.divisor()] {
-    work.wait();
+  const Work work = bucket.is_last() ? Work() : all_reduce_async(tensor, options);
+  return [work, tensor = std::move(tensor), options, by_all, divisor = bucket.divisor()] {
+    if (work.valid()) {
+      work.wait();
+    } else {
+      all_reduce(tensor, options);
+    }
     if (!by_all) Tensor(tensor).div_(divisor);
     return tensor;
   };

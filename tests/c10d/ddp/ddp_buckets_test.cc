@@ -1,6 +1,10 @@
 // The rules under test: c10d/ddp/README.md, "Buckets", over whole passes; and what is measured.
 #include "c10d/ddp/ddp_suite.h"
 
+#include <filesystem>
+#include <fstream>
+
+#include <farspan/c10d/group/collectives.h>
 #include <torch/nn/modules/container/sequential.h>
 
 namespace farspan::testing {
@@ -94,6 +98,33 @@ TEST_P(DdpBuckets, AreReducedWhileBackwardGoesOn) {
     y.sum().backward();
     EXPECT_GE(meanwhile, before + 4) << "the buckets of the two last layers were begun";
     EXPECT_EQ(ddp.group()->sequence(), before + 6);
+  });
+}
+
+// Threads of this process that perform collectives in the background.
+int background_threads() {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(task.path() / "comm") >> name;
+    if (name == "farspan-group") ++count;
+  }
+  return count;
+}
+
+TEST_P(DdpBuckets, OneBucketNeedsNoOtherThread) {
+  on_each(2, [](int rank) {
+    const auto run = [&](const DdpOptions& options, const dist::CommHook& hook) {
+      Ddp<torch::nn::Sequential> ddp(layers(3), options);
+      if (hook) ddp.register_comm_hook(hook);
+      for (int step = 0; step < 3; ++step) ddp(input_of(rank)).sum().backward();
+      return background_threads();
+    };
+    EXPECT_EQ(run({}, {}), 0);
+    EXPECT_EQ(run({}, dist::fp16_compress_hook), 0);
+    EXPECT_EQ(run({.find_unused_parameters = true}, {}), 0);
+    dist::barrier();
+    EXPECT_GT(run({.bucket_bytes = 1, .first_bucket_bytes = 1}, {}), 0);
   });
 }
 
