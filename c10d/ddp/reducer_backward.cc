@@ -65,6 +65,11 @@ void Reducer::refuse_gradient(size_t parameter, Arrival arrival) const {
                        std::to_string(progress_.expected_count(parameter)) + " gradients")
           .advice("unset static_graph");
     }
+    if (progress_.count(parameter) == 0) {
+      return Error(Code::kInvalidArgument,
+                   "a gradient of " + name + " came, to which no output of forward() leads")
+          .advice("return all tensors from forward() that the loss is made of");
+    }
     return Error(Code::kInvalidArgument, "a second gradient of " + name + " came in one iteration")
         .advice(
             "where each iteration gives it several (checkpoint), set static_graph; where "

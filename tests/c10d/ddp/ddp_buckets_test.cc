@@ -101,6 +101,21 @@ TEST_P(DdpBuckets, AreReducedWhileBackwardGoesOn) {
   });
 }
 
+TEST_P(DdpBuckets, KeepNoOrderWithTheProgramsCollectives) {
+  on_each(2, [](int rank) {
+    Ddp<torch::nn::Sequential> ddp(layers(3), {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    for (int step = 0; step < 3; ++step) {
+      const Tensor y = ddp(input_of(rank)), ones = at::ones({3});
+      dist::Work work;
+      if (rank == 0) work = dist::all_reduce_async(ones);
+      y.sum().backward();
+      if (rank == 1) work = dist::all_reduce_async(ones);
+      work.wait();
+      EXPECT_TRUE(at::equal(ones, at::full({3}, 2.0f)));
+    }
+  });
+}
+
 // Threads of this process that perform collectives in the background.
 int background_threads() {
   int count = 0;

@@ -140,6 +140,31 @@ TEST_P(DdpErrors, AGraphThatIsNotThatOfTheFirstIterationIsNamed) {
   });
 }
 
+// [batch, 4] -> [batch, 3]; keeps another tensor of its graph to itself.
+struct Secretive : torch::nn::Module {
+  Secretive() {
+    shown = register_module("shown", torch::nn::Linear(4, 3));
+    hidden = register_module("hidden", torch::nn::Linear(4, 3));
+  }
+  Tensor forward(const Tensor& x) {
+    secret = hidden->forward(x);
+    return shown->forward(x);
+  }
+  torch::nn::Linear shown{nullptr}, hidden{nullptr};
+  Tensor secret;
+};
+
+TEST_P(DdpErrors, AGradientThatNoOutputLeadsToIsNamed) {
+  on_each(1, [](int) {
+    const auto net = std::make_shared<Secretive>();
+    Ddp<Secretive> ddp(net, {.find_unused_parameters = true});
+    const Tensor y = ddp(input_of(0));
+    const Error error = error_of([&] { (y.sum() + net->secret.sum()).backward(); });
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("a gradient of 'hidden."),
+                                    HasSubstr("return all tensors from forward()")));
+  });
+}
+
 TEST_P(DdpErrors, WhatThrowsInABackwardPassEndsTheOthersToo) {
   on_each(3, [](int rank) {
     Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3),
