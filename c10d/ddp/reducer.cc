@@ -183,7 +183,7 @@ void Reducer::after_forward(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::forget_iteration() {
   store_.reset();
-  watched_ = false;
+  watched_ = outermost_ = false;
   reached_is_all_ = true;
   if (options_.find_unused_parameters) reached_.assign(state_.parameters.size(), false);
 }

@@ -89,9 +89,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cc: in hooks.
   void gradient_came(size_t parameter);
   void backward_begins();
-  void watch_backward(bool outermost);
+  void watch_backward();
   void enter_pass();
-  void backward_ended(bool outermost);
+  void backward_ended();
   void backward_failed() noexcept;
   [[noreturn]] void refuse_gradient(size_t parameter, ReductionProgress::Arrival arrival) const;
   void put(size_t parameter);
@@ -135,7 +135,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Of this iteration.
   std::shared_ptr<GradientStore> store_;
-  bool watched_ = false;  // the backward pass that runs will tell of its end
+  bool watched_ = false;    // the backward pass that runs will tell of its end
+  bool outermost_ = false;  // it is the one that the outputs are part of
   std::vector<bool> reached_;
   bool reached_is_all_ = true;
   // Parameters that got gradients, also in no_sync(): here, and on any rank.

@@ -27,7 +27,7 @@ void Reducer::gradient_came(size_t parameter) {
           .operation("DistributedDataParallel of " + state_.type)
           .advice("averages have no graph: use torch::autograd::grad(), or no_sync()");
     }
-    if (!watched_ && phase != Phase::kReduced) watch_backward(/*outermost=*/false);
+    if (!watched_ && phase != Phase::kReduced) watch_backward();
     if (progress_.begin()) enter_pass();
     const Arrival arrival = progress_.arrive(parameter);
     if (arrival != Arrival::kReady && arrival != Arrival::kEarly) {
@@ -81,18 +81,19 @@ void Reducer::refuse_gradient(size_t parameter, Arrival arrival) const {
 void Reducer::backward_begins() {
   if (progress_.phase() != Phase::kExpecting && progress_.phase() != Phase::kReducing) return;
   guarded([this] {
-    if (!watched_) watch_backward(/*outermost=*/true);
+    if (!watched_) watch_backward();
+    outermost_ = true;
     if (!progress_.begin()) return;
     enter_pass();
     launch_ready();
   });
 }
 
-void Reducer::watch_backward(bool outermost) {
+void Reducer::watch_backward() {
   watched_ = true;
   at_end_of_backward(
-      [weak = weak_from_this(), outermost] {
-        if (const auto self = weak.lock()) self->backward_ended(outermost);
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->backward_ended();
       },
       [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->backward_failed();
@@ -111,8 +112,9 @@ void Reducer::enter_pass() {
   }
 }
 
-void Reducer::backward_ended(bool outermost) {
-  watched_ = false;
+void Reducer::backward_ended() {
+  const bool outermost = outermost_;
+  watched_ = outermost_ = false;
   if (progress_.phase() != Phase::kReducing) return;
   guarded([&] {
     if (!progress_.all_ready()) stopwatch_.last_gradient();

@@ -1,8 +1,8 @@
 // The rules under test: c10d/ddp/README.md, "Errors": each says which parameters and what to do,
 // and no rank is left waiting.
-#include "c10d/ddp/ddp_suite.h"
-
 #include <torch/nn/modules/container/sequential.h>
+
+#include "c10d/ddp/ddp_suite.h"
 
 namespace farspan::testing {
 namespace {

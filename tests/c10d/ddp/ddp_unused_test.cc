@@ -130,6 +130,29 @@ TEST_P(DdpUnused, AStaticGraphFindsThemOnce) {
   }
 }
 
+// The loss holds a parameter that comes to it beside the outputs, too, and sooner.
+TEST_P(DdpUnused, AParameterMayComeToTheLossBesideTheOutputs) {
+  on_each(2, [](int rank) {
+    for (const bool is_static : {false, true}) {
+      const auto net = seeded(std::make_shared<Branches>(), 3);
+      Ddp<Branches> ddp(net, {.static_graph = is_static});
+      for (int step = 0; step < 3; ++step) {
+        const auto loss = [&](const Tensor& y) {
+          return y.sum() + net->right->bias.square().sum();
+        };
+        const char* const way = is_static ? "left" : "both";
+        const Tensors expected =
+            averaged(2, *net, [&](int one) { return loss(net->forward(input_of(one), way)); });
+        drop_gradients(*net);
+        const Tensor y = ddp(input_of(rank), way);
+        loss(y).backward();
+        EXPECT_TRUE(at::equal(net->right->bias.grad(), expected[5]));
+        EXPECT_TRUE(at::equal(net->left->weight.grad(), expected[2]));
+      }
+    }
+  });
+}
+
 TEST_P(DdpUnused, AStaticGraphLeavesWhatNoRankUsesAlone) {
   on_each(2, [](int rank) {
     const auto net = seeded(std::make_shared<Branches>(), 3);
