@@ -10,6 +10,7 @@
 #include <torch/utils.h>
 
 #include "mnist/batches.h"
+#include "mnist/small_net.h"
 
 namespace mnist {
 namespace {
@@ -18,6 +19,12 @@ TEST(MnistNet, HasAbout1200000Parameters) {
   int64_t count = 0;
   for (const at::Tensor& parameter : Net().parameters()) count += parameter.numel();
   EXPECT_EQ(count, 1'199'882);
+}
+
+TEST(MnistNet, TheSmallOneHas21840) {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : SmallNet().parameters()) count += parameter.numel();
+  EXPECT_EQ(count, 21'840);
 }
 
 TEST(MnistNet, GivesALogarithmicDistributionOverTenDigits) {
