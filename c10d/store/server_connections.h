@@ -1,7 +1,8 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // What the clients of servers that others run have in common: a few connections that are kept,
-// patience while the server is not there yet, and care for values that are taken from queues.
+// patience while the server is not there yet, and care for values that are taken from queues (which
+// TcpStore takes, too).
 #pragma once
 
 #include <algorithm>

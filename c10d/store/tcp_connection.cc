@@ -116,6 +116,23 @@ bool TcpConnection::wait(const std::vector<std::string>& keys, Deadline deadline
   throw not_a_store("the answer to a wait is a wrong one");
 }
 
+std::optional<std::string> TcpConnection::pop(const std::string& queue, Deadline deadline,
+                                              const ServerTimes& times) {
+  std::string command;
+  put_code(command, TcpCode::kQueuePop);
+  put_text(command, queue);
+  const Deadline answer = answer_by(deadline, times);
+  send(command, answer);
+  try {
+    const int64_t size = read_i64(answer);  // with the value that it has just taken out
+    if (size < 0) throw not_a_store("a queue of a negative size");
+    if (size == 0) return std::nullopt;
+    return read_text(answer);
+  } catch (const Error& error) {
+    throw may_have_taken(error);
+  }
+}
+
 // Whether the keys came at the last moment: then that answer is under way before the one to this.
 bool TcpConnection::cancel_wait() {
   const Deadline deadline = Deadline::after(kCancelGrace);

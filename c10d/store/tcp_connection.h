@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <farspan/c10d/base/time.h>
 #include <farspan/c10d/net/address.h>
 #include <farspan/c10d/net/owned_descriptor.h>
+#include <farspan/c10d/store/server_connections.h>
 
 namespace farspan::dist {
 
@@ -42,6 +44,11 @@ class TcpConnection {
   // Waits until the keys (as on the wire) exist; false at the deadline. The connection is good for
   // more in both cases.
   bool wait(const std::vector<std::string>& keys, Deadline deadline);
+
+  // Takes a value out of a queue (as on the wire); nothing when it is empty. Asks even if the time
+  // is over, and awaits the answer for the grace of `times` at least.
+  std::optional<std::string> pop(const std::string& queue, Deadline deadline,
+                                 const ServerTimes& times = {});
 
  private:
   void fill(size_t size, Deadline deadline);

@@ -7,6 +7,7 @@
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/store/refusal.h>
+#include <farspan/c10d/store/server_connections.h>
 #include <farspan/c10d/store/table.h>
 #include <farspan/c10d/store/tcp_connection.h>
 #include <farspan/c10d/store/tcp_wire.h>
@@ -336,12 +337,13 @@ void TcpStore::do_queue_push(const std::string& key, const std::string& value, D
 }
 
 std::string TcpStore::do_queue_pop(const std::string& key, Deadline deadline) {
-  // One connection for the wait and the pop: the server keeps the value for the one it woke.
+  if (deadline.expired()) throw out_of_time();
+  // One connection for the wait and the pop: the server keeps the value for the one it woke, and
+  // wakes nobody else for it. So that one pops, even if its time is over by then.
   auto value =
       with_connection(deadline, [&](TcpConnection& connection) -> std::optional<std::string> {
         for (Millis pause{0};; pause = std::min(pause * 2 + Millis{1}, kSpinPause)) {
-          connection.send(command_of(TcpCode::kQueuePop, {on_wire(key)}), deadline);
-          if (connection.read_i64(deadline) > 0) return connection.read_text(deadline);
+          if (auto popped = connection.pop(on_wire(key), deadline)) return popped;
           if (deadline.expired()) return std::nullopt;
           std::this_thread::sleep_for(pause);
           // Over at once, again and again, while a key has that name.
@@ -353,11 +355,9 @@ std::string TcpStore::do_queue_pop(const std::string& key, Deadline deadline) {
 }
 
 std::optional<std::string> TcpStore::do_queue_try_pop(const std::string& key, Deadline deadline) {
-  return with_connection(deadline, [&](TcpConnection& connection) -> std::optional<std::string> {
-    connection.send(command_of(TcpCode::kQueuePop, {on_wire(key)}), deadline);
-    if (connection.read_i64(deadline) == 0) return std::nullopt;
-    return connection.read_text(deadline);
-  });
+  if (deadline.expired()) throw out_of_time();
+  return with_connection(
+      deadline, [&](TcpConnection& connection) { return connection.pop(on_wire(key), deadline); });
 }
 
 int64_t TcpStore::do_queue_len(const std::string& key, Deadline deadline) {

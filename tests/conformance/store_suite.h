@@ -319,6 +319,28 @@ TEST_P(StoreSuite, ManyThatPopGetEachValueOnce) {
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](const auto& times) { return times == 1; }));
 }
 
+TEST_P(StoreSuite, APopThatEndsTakesNothing) {
+  if (!a_->has_queues()) GTEST_SKIP() << "this store has no queues";
+  // Whether a value comes just before or just after the end of a pop is luck: so many tries.
+  for (int i = 0; i < 40; ++i) {
+    std::thread pushing([&] {
+      if (i % 4 == 0) std::this_thread::sleep_for(2ms);
+      a_->queue_push("q", "v");
+    });
+    std::string got;
+    try {
+      got = b_->queue_pop("q", Millis(1 + i % 5));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+    }
+    pushing.join();
+    // Expect: it went to that pop, or is there yet; not both.
+    EXPECT_EQ(a_->queue_len("q"), got.empty() ? 1 : 0);
+    EXPECT_EQ(a_->queue_try_pop("q").value_or(got), "v");
+    EXPECT_EQ(a_->queue_len("q"), 0);
+  }
+}
+
 TEST_P(StoreSuite, AStoreWithoutQueuesSaysSo) {
   if (a_->has_queues()) GTEST_SKIP() << "this store has queues";
   EXPECT_EQ(error_of([&] { a_->queue_push("q", "v"); }).code(), Code::kInvalidArgument);

@@ -244,29 +244,6 @@ TEST_P(ServerStore, WhatManyPushKeepsTheOrderOfEach) {
   EXPECT_EQ(store->queue_len("q"), 0);
 }
 
-TEST_P(ServerStore, APopThatEndsTakesNothing) {
-  const std::string prefix = new_prefix();
-  const auto a = open(prefix), b = open(prefix);
-  // Whether a value comes just before or just after the end of a pop is luck: so many tries.
-  for (int i = 0; i < 60; ++i) {
-    std::thread pushing([&] {
-      if (i % 4 == 0) std::this_thread::sleep_for(2ms);
-      a->queue_push("q", "v");
-    });
-    std::string got;
-    try {
-      got = b->queue_pop("q", Millis(1 + i % 5));
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::kTimeout);
-    }
-    pushing.join();
-    // Expect: it went to that pop, or is there yet; not both.
-    EXPECT_EQ(a->queue_len("q"), got.empty() ? 1 : 0);
-    EXPECT_EQ(a->queue_try_pop("q").value_or(got), "v");
-    EXPECT_EQ(a->queue_len("q"), 0);
-  }
-}
-
 TEST_P(ServerStore, AddsToANumberWithZerosInFrontAreNotLost) {
   constexpr int kThreads = 4;
   const std::string prefix = new_prefix();

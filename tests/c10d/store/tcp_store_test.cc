@@ -200,6 +200,67 @@ TEST(TcpStore, AnAnswerThatCrossesTheCancellationCounts) {
   connection.ping(Deadline::after(5s));
 }
 
+// A pop with a deadline of the test's own, which may be over.
+struct Pops : Store {
+  static constexpr auto pop = &Pops::do_queue_pop;
+  static constexpr auto try_pop = &Pops::do_queue_try_pop;
+};
+constexpr size_t kPopBytes = 1 + 8 + 2;  // of QUEUE_POP for "/q"
+const std::string kPopped("\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0v", 17);
+
+TEST(TcpStore, AValueThatIsOutOfTheQueueAtTheDeadlineIsAwaited) {
+  Impostor impostor([](int fd) {
+    welcome(fd);
+    receive(fd, kPopBytes);
+    std::this_thread::sleep_for(120ms);  // the time is over
+    say(fd, kPopped);
+  });
+  TcpStore store(at(impostor.where().port));
+  store.set_timeout(100ms);
+  EXPECT_EQ(store.queue_try_pop("q"), "v");
+}
+
+TEST(TcpStore, APopThatIsWokenAtItsDeadlineTakesTheValue) {
+  Impostor impostor([](int fd) {
+    welcome(fd);
+    receive(fd, kPopBytes);
+    say(fd, std::string(8, '\0'));  // empty
+    receive(fd, 1 + 8 + 8 + 2);     // WAIT for "/q"
+    receive(fd, 1);                 // CANCEL_WAIT: the time is over
+    say(fd, std::string("\x00\x01", 2));
+    receive(fd, kPopBytes);
+    std::this_thread::sleep_for(20ms);  // not in the moment in which it asks
+    say(fd, kPopped);
+  });
+  TcpStore store(at(impostor.where().port));
+  EXPECT_EQ(store.queue_pop("q", 100ms), "v");
+}
+
+TEST(TcpStore, APopWhoseTimeIsOverAsksForNothing) {
+  const auto server = TcpStoreServer::start();
+  TcpStore store(at(server->port()));
+  store.queue_push("q", "v");
+  const Deadline over = Deadline::after(0ms);
+  EXPECT_EQ(error_of([&] { (store.*Pops::pop)("q", over); }).code(), Code::kTimeout);
+  EXPECT_EQ(error_of([&] { (store.*Pops::try_pop)("q", over); }).code(), Code::kTimeout);
+  EXPECT_EQ(store.queue_len("q"), 1);
+}
+
+TEST(TcpStore, APopThatIsNotAnsweredEndsAfterItsGraceAndSaysWhatMayBeLost) {
+  Impostor impostor([](int fd) {
+    welcome(fd);
+    receive(fd, SIZE_MAX);  // until the client goes
+  });
+  TcpConnection connection(impostor.where(), Deadline::after(5s));
+  const TimePoint begun = Clock::now();
+  const Error error =
+      error_of([&] { connection.pop("/q", Deadline::after(0ms), {.pop_grace = 50ms}); });
+  EXPECT_EQ(error.code(), Code::kTimeout);
+  EXPECT_THAT(error.message(), HasSubstr("is lost"));
+  EXPECT_GE(Clock::now() - begun, 50ms);
+  EXPECT_LT(Clock::now() - begun, 4s);
+}
+
 TEST(TcpStore, AWaitThatTimesOutLeavesNoWaitAtTheServer) {
   const auto server = TcpStoreServer::start();
   TcpStore store(at(server->port()));
