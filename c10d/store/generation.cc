@@ -242,7 +242,7 @@ class Follower {
     const auto go = find(store_, go_key(name_));
     if (!go) return false;
     if (!go->empty() && go->front() == kRefused) {
-      store_.set(told_key(name_, rank_), "");
+      tell(told_key(name_, rank_), "");
       throw sizes_differ(go->substr(1));
     }
     size_t begin = 0;
@@ -265,12 +265,22 @@ class Follower {
     const std::string size = answer.substr(name.size() + 1);
     if (size != std::to_string(world_size_)) {
       const std::string why = " has a WORLD_SIZE of " + std::to_string(world_size_);
-      store_.set(told_key(name, rank_), "");
-      store_.set(ack_key(name, rank_), kRefused + why);
+      tell(told_key(name, rank_), "");
+      tell(ack_key(name, rank_), kRefused + why);
       throw sizes_differ("rank " + std::to_string(rank_) + why + ", and rank 0 one of " + size);
     }
     store_.set(ack_key(name, rank_), nonce_);
     name_ = name;
+  }
+
+  // The last thing that rank 0 waits for: it may take its store away as soon as it has it, before
+  // the store has answered.
+  void tell(const std::string& key, const std::string& value) {
+    try {
+      store_.set(key, value);
+    } catch (const Error& error) {
+      if (error.code() != Code::kDisconnected && error.code() != Code::kUnavailable) throw;
+    }
   }
 
   Error too_late() const {
