@@ -6,6 +6,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <farspan/c10d/values/codec_struct.h>
+
 #include "c10d/ddp/ddp_suite.h"
 
 namespace farspan::testing {
@@ -257,6 +259,13 @@ void visit_tensors(const Fields& fields, Visit&& visit) {
   visit(fields.scores);
 }
 
+struct Listed {
+  Tensor one;
+  int64_t count = 0;
+  std::vector<Tensor> more;
+};
+FARSPAN_STRUCT(Listed, one, count, more);
+
 template <class T>
 size_t count_in(const T& value) {
   const auto found = dist::tensors_in(value);
@@ -275,6 +284,7 @@ TEST(OutputTensors, AreFoundInWhateverHoldsThem) {
   EXPECT_EQ(count_in(Fields{t, 1}), 1u);
   EXPECT_EQ(count_in(std::vector<Fields>{{t, 1}, {t, 2}}), 2u);
   EXPECT_EQ(count_in(std::make_shared<Fields>(Fields{t, 1})), 1u);
+  EXPECT_EQ(count_in(Listed{t, 1, {t, t}}), 3u);
   struct Unknown {
     Tensor t;
   };
