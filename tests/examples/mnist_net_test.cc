@@ -62,7 +62,7 @@ TEST(MnistNet, AccuracyCountsTheRightGuesses) {
 }
 
 // A tenth of the data, in a plain process; that a whole epoch over RPC reaches 97.5 % is what the
-// test parameter_server_learns shows.
+// test parameter_server_learns_whole_epoch shows.
 TEST(MnistNet, LearnsFromOneTenthOfTheData) {
   torch::manual_seed(1);
   at::set_num_threads(1);
