@@ -243,9 +243,9 @@ TEST_P(AgentTest, ARequestThatExpiredInTheQueueIsNotRun) {
 }
 
 TEST_P(AgentTest, WhatIsLeftOfACallGoesOnInItsContextAndNotAfterItsDeadline) {
+  std::optional<Request> kept;  // outlives the threads that use it
   Agents agents(options());
   Promise<agent::CallContext> called;
-  std::optional<Request> kept;
   agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
     kept.emplace(std::move(request));
     called.set_value(agent::current_call());
