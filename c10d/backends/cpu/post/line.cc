@@ -31,11 +31,8 @@ void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Line::Line(std::shared_ptr<net::Reactor> reactor, std::weak_ptr<LineOwner> owner, bool dialled)
-    : reactor_(std::move(reactor)),
-      owner_(std::move(owner)),
-      dialled_(dialled),
-      staging_(kStaging) {}
+Line::Line(net::Reactor& reactor, std::weak_ptr<LineOwner> owner, bool dialled)
+    : reactor_(reactor), owner_(std::move(owner)), dialled_(dialled), staging_(kStaging) {}
 
 void Line::open(std::unique_ptr<transport::Stream> stream) {
   {
@@ -44,10 +41,10 @@ void Line::open(std::unique_ptr<transport::Stream> stream) {
     stream_ = std::move(stream);
     may_write_ = true;
   }
-  reactor_->add(shared_from_this());
+  reactor_.add(shared_from_this());
   State opening = State::kOpening;
   if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
-    reactor_->remove(*this);
+    reactor_.remove(*this);
     return stream_->shut();
   }
   write_on();
@@ -64,7 +61,7 @@ void Line::close() noexcept {
     outgoing_.clear();
   }
   if (before == State::kOpening) return;
-  reactor_->remove(*this);
+  reactor_.remove(*this);
   stream_->shut();
 }
 
@@ -193,7 +190,7 @@ bool Line::pump(net::Role& role) noexcept {
   if (!moved && !failure) return false;
   role.release();
   net::Batch(
-      reactor_->timers(), std::move(endings), [](Ending&& ending) { ending.tell(); }, [] {})
+      reactor_.timers(), std::move(endings), [](Ending&& ending) { ending.tell(); }, [] {})
       .run();
   if (failure) end(*failure);
   return true;
@@ -243,7 +240,7 @@ void Line::add(std::shared_ptr<Sending> sending) {
 }
 
 void Line::write_on() noexcept {
-  if (flush()) reactor_->flush_when_writable(*this);
+  if (flush()) reactor_.flush_when_writable(*this);
 }
 
 // The front message's next part; the messages take turns.
@@ -341,7 +338,7 @@ void Line::after_writing(bool intact, bool left, const Sent& sent) noexcept {
     // What the other side wrote before it closed is read first; who reads the end, ends the line.
     if (stream_) stream_->shut();
   } else if (left) {
-    reactor_->flush_when_writable(*this);
+    reactor_.flush_when_writable(*this);
   }
   const auto owner = sent.empty() ? nullptr : owner_.lock();
   for (const auto& sending : sent) {

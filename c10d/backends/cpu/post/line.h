@@ -37,10 +37,11 @@ class LineOwner {
   ~LineOwner() = default;
 };
 
-// Threading: every method from any thread. Lifetime: shared by its owner and the reactor.
+// Threading: every method from any thread. Lifetime: shared by its owner, which holds on to the
+//            reactor, and the reactor.
 class Line final : public net::Source {
  public:
-  Line(std::shared_ptr<net::Reactor> reactor, std::weak_ptr<LineOwner> owner, bool dialled);
+  Line(net::Reactor& reactor, std::weak_ptr<LineOwner> owner, bool dialled);
 
   // From now on letters flow; those sent before have waited.
   void open(std::unique_ptr<transport::Stream> stream);
@@ -109,7 +110,7 @@ class Line final : public net::Source {
   void tell_sent(const Sent& sent) noexcept;
   void after_writing(bool intact, bool left, const Sent& sent) noexcept;
 
-  const std::shared_ptr<net::Reactor> reactor_;
+  net::Reactor& reactor_;
   const std::weak_ptr<LineOwner> owner_;
   const bool dialled_;
   std::atomic<int> peer_{-1};

@@ -70,7 +70,7 @@ Error Post::gone(int rank) const {
 }
 
 void Post::add_visitor(std::unique_ptr<transport::Stream> stream) {
-  const auto line = std::make_shared<Line>(reactor_, weak_from_this(), false);
+  const auto line = std::make_shared<Line>(*reactor_, weak_from_this(), false);
   {
     MutexLock lock(mutex_);
     if (stopped_) return;
@@ -86,7 +86,7 @@ std::shared_ptr<Line> Post::line_to(int rank) {
     MutexLock lock(mutex_);
     const auto found = lines_.find(rank);
     if (found != lines_.end()) return found->second;
-    line = std::make_shared<Line>(reactor_, weak_from_this(), true);
+    line = std::make_shared<Line>(*reactor_, weak_from_this(), true);
     line->set_peer(rank);
     if (stopped_) {
       line->close();
