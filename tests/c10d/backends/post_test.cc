@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <latch>
 #include <random>
 #include <sstream>
 
@@ -219,6 +220,27 @@ TEST(Post, WhatWasSentArrivesAlthoughTheSenderHasEnded) {
     Bytes got(1000);
     EXPECT_EQ(job[1]->recv(message(0), block_of(got)).wait(), 0);
     EXPECT_EQ(got, bytes);
+  }
+}
+
+TEST(Post, ThreadsThatSendFirstAtOnceShareALine) {
+  constexpr int kThreads = 6;
+  for (int round = 0; round < 100; ++round) {
+    const auto job = make_job(2);
+    std::vector<std::thread> threads;
+    std::latch together(kThreads);
+    for (int tag = 0; tag < kThreads; ++tag) {
+      threads.emplace_back([&, tag] {
+        Bytes one(1);
+        together.arrive_and_wait();
+        job[0]->send(message(1, tag), block_of(one)).wait();
+      });
+    }
+    for (int tag = 0; tag < kThreads; ++tag) {
+      Bytes one(1);
+      ASSERT_EQ(error_of(job[1]->recv(message(0, tag), block_of(one))).code(), Code::kOk);
+    }
+    for (std::thread& thread : threads) thread.join();
   }
 }
 

@@ -92,12 +92,12 @@ std::shared_ptr<Line> Post::line_to(int rank) {
       line->close();
       return line;
     }
+    Letter hello;
+    hello.from = world_.rank;
+    hello.offer = world_.addresses[static_cast<size_t>(rank)].token;
+    line->post(hello);  // before another thread finds the line
     lines_.emplace(rank, line);
   }
-  Letter hello;
-  hello.from = world_.rank;
-  hello.offer = world_.addresses[static_cast<size_t>(rank)].token;
-  line->post(hello);
   dial(line, rank);
   return line;
 }
