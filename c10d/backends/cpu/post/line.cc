@@ -39,13 +39,16 @@ void Line::open(std::unique_ptr<transport::Stream> stream) {
     MutexLock lock(writing_);
     if (state_ == State::kEnded) return;
     stream_ = std::move(stream);
-    may_write_ = true;
   }
   reactor_.add(shared_from_this());
   State opening = State::kOpening;
   if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
     reactor_.remove(*this);
     return stream_->shut();
+  }
+  {
+    MutexLock lock(writing_);
+    may_write_ = state_ == State::kOpen;  // only now: who writes may have to wait by the reactor
   }
   write_on();
 }
