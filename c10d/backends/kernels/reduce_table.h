@@ -1,11 +1,14 @@
 // The loops behind kernels::reduce, compiled once for each kind of processor in a namespace of its
-// own, FARSPAN_PROCESSOR. Nothing of the standard library is instantiated here: the linker keeps
-// one copy of such a function, and must not keep one that uses instructions which are not there.
+// own, FARSPAN_PROCESSOR. No function of the standard library is used here (traits are types only):
+// the linker keeps one copy of such a function, and must not keep one that uses instructions which
+// are not there.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <type_traits>
 
 #include <farspan/c10d/backends/kernels/table.h>
 
@@ -80,42 +83,11 @@ struct Complex {
   static Stored store(Wide x) noexcept { return {Part::store(x.re), Part::store(x.im)}; }
 };
 
-// Unsigned, and no narrower than int, so that what leaves the type wraps around.
+// Integers: unsigned, and no narrower than int, so that what leaves the type wraps around.
 template <class T>
 struct Modular {
-  using type = T;  // floating
-};
-template <>
-struct Modular<uint8_t> {
-  using type = uint32_t;
-};
-template <>
-struct Modular<int8_t> {
-  using type = uint32_t;
-};
-template <>
-struct Modular<uint16_t> {
-  using type = uint32_t;
-};
-template <>
-struct Modular<int16_t> {
-  using type = uint32_t;
-};
-template <>
-struct Modular<uint32_t> {
-  using type = uint32_t;
-};
-template <>
-struct Modular<int32_t> {
-  using type = uint32_t;
-};
-template <>
-struct Modular<uint64_t> {
-  using type = uint64_t;
-};
-template <>
-struct Modular<int64_t> {
-  using type = uint64_t;
+  using Wide = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  using type = std::conditional_t<std::is_integral_v<T> && !std::is_same_v<T, bool>, Wide, T>;
 };
 
 struct Sum {
