@@ -3,13 +3,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <farspan/c10d/backends/cpu/cpu.h>
 #include <farspan/c10d/backends/fake/fake.h>
 #include <farspan/c10d/store/file_store.h>
 #include <farspan/c10d/store/hash_store.h>
 
 #include <thread>
 
+#include "c10d/backends/cpu_job.h"
 #include "c10d/store/temporary_folder.h"
 #include "conformance/collective_suite.h"
 
@@ -20,14 +20,9 @@ using Body = std::function<void(int rank)>;
 
 dist::Group make_cpu_group(const std::shared_ptr<dist::Store>& store, int rank, int ranks,
                            Millis timeout) {
-  dist::BackendContext context;
-  context.store = store;
-  context.group.name = "world";
-  context.group.rank = rank;
-  for (int one = 0; one < ranks; ++one) context.group.ranks.push_back(one);
-  context.deadline = Deadline::after(std::chrono::seconds(60));
-  auto backend = dist::cpu::make_cpu_backend(context);
-  return std::make_shared<dist::ProcessGroup>(context.group, rank, std::move(backend), timeout);
+  auto backend = dist::testing::join_job(store, rank, ranks);
+  return std::make_shared<dist::ProcessGroup>(dist::testing::whole_job(rank, ranks), rank,
+                                              std::move(backend), timeout);
 }
 
 // Nobody leaves before all have ended: who leaves is gone for those that need it still.

@@ -12,12 +12,19 @@
 
 namespace farspan::dist::testing {
 
+// The default group, as this rank has it.
+inline GroupSpec whole_job(int rank, int ranks) {
+  GroupSpec spec;
+  spec.name = "world";
+  spec.rank = rank;
+  for (int one = 0; one < ranks; ++one) spec.ranks.push_back(one);
+  return spec;
+}
+
 inline std::shared_ptr<Backend> join_job(std::shared_ptr<Store> store, int rank, int ranks) {
   BackendContext context;
   context.store = std::move(store);
-  context.group.name = "world";
-  context.group.rank = rank;
-  for (int one = 0; one < ranks; ++one) context.group.ranks.push_back(one);
+  context.group = whole_job(rank, ranks);
   context.deadline = Deadline::after(std::chrono::seconds(60));
   return cpu::make_cpu_backend(context);
 }

@@ -1,6 +1,5 @@
 // The rule under test: c10d/backends/README.md, "Failure", between processes: a rank that is killed
 // or stopped in the middle of a collective ends it on the others, in time, and leaves nothing.
-#include <farspan/c10d/backends/cpu/cpu.h>
 #include <farspan/c10d/store/file_store.h>
 
 #include <dirent.h>
@@ -16,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "c10d/backends/cpu_job.h"
 #include "c10d/store/temporary_folder.h"
 
 namespace farspan::dist {
@@ -44,13 +44,7 @@ Call all_reduce_call(size_t count, Deadline deadline) {
 
 // Reduces tensors of all sizes until that fails.
 void work(const std::string& store, int rank, int ranks, Millis timeout, Report& report) {
-  BackendContext context;
-  context.store = std::make_shared<FileStore>(store);
-  context.group.name = "world";
-  context.group.rank = rank;
-  for (int one = 0; one < ranks; ++one) context.group.ranks.push_back(one);
-  context.deadline = Deadline::after(60s);
-  const auto backend = cpu::make_cpu_backend(context);
+  const auto backend = testing::join_job(std::make_shared<FileStore>(store), rank, ranks);
   std::vector<float> data(1 << 20);
   try {
     for (uint64_t turn = 0;; ++turn) {
@@ -108,7 +102,7 @@ class LostRanks : public ::testing::Test {
     return longest;
   }
 
-  const testing::TemporaryFolder folder_;
+  const farspan::testing::TemporaryFolder folder_;
   Report* reports_ = nullptr;
   std::vector<pid_t> pids_;
 };
