@@ -103,7 +103,9 @@ struct ContainedModule<T> {
 }  // namespace detail
 
 // It is a module that has the other one as its child "module". Parameters are the other module's:
-// of any mix of dtypes, on the CPU. They must not be replaced or converted any more.
+// of any mix of dtypes, on the CPU. They must not be replaced by other tensors or converted any
+// more; torch::load() into the module, by all ranks and between a backward pass and the next
+// forward pass, is fine.
 //
 //   Net  a module (class Net : torch::nn::Module), or a holder of one (torch::nn::Linear)
 //

@@ -21,13 +21,16 @@ DistributedSampler::DistributedSampler(size_t examples, const DistributedSampler
         .advice("ranks are from 0 up to one less than the number of replicas");
   }
   options_.group.reset();
-  count();
   reset();
 }
 
-void DistributedSampler::count() {
+size_t DistributedSampler::share_of(size_t examples) const noexcept {
   const auto replicas = static_cast<size_t>(options_.replicas);
-  samples_ = options_.drop_last ? examples_ / replicas : (examples_ + replicas - 1) / replicas;
+  return options_.drop_last ? examples / replicas : (examples + replicas - 1) / replicas;
+}
+
+size_t DistributedSampler::begin() const noexcept {
+  return resumed_ && resumed_->epoch == epoch() ? static_cast<size_t>(resumed_->taken) : 0;
 }
 
 void DistributedSampler::set_epoch(uint64_t epoch) noexcept { *epoch_ = epoch; }
@@ -44,27 +47,32 @@ std::vector<size_t> DistributedSampler::indices() const {
   } else {
     std::iota(order.begin(), order.end(), size_t{0});
   }
+  const size_t first = begin() + static_cast<size_t>(options_.rank);
+  const size_t share = share_of(examples_ - begin());
   std::vector<size_t> own;
-  own.reserve(samples_);
-  for (size_t turn = 0; turn < samples_; ++turn) {
-    const size_t place =
-        turn * static_cast<size_t>(options_.replicas) + static_cast<size_t>(options_.rank);
+  own.reserve(share);
+  for (size_t turn = 0; turn < share; ++turn) {
+    const size_t place = first + turn * static_cast<size_t>(options_.replicas);
     own.push_back(order[place % examples_]);  // beyond its end the order begins anew
   }
   return own;
 }
 
 void DistributedSampler::reset(std::optional<size_t> examples) {
-  if (examples) {
+  if (examples && *examples != examples_) {
     examples_ = *examples;
-    count();
+    resumed_.reset();
   }
   indices_ = indices();
+  began_ = {epoch(), begin()};
   next_ = 0;
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
-  if (next_ == indices_.size()) return std::nullopt;
+  if (left() == 0) {
+    resumed_.reset();  // a program that knows no epochs begins with a whole one again
+    return std::nullopt;
+  }
   const size_t end = std::min(indices_.size(), next_ + batch_size);
   const auto first = indices_.begin();
   std::vector<size_t> batch(first + static_cast<std::ptrdiff_t>(next_),
@@ -73,18 +81,67 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
   return batch;
 }
 
+DistributedSamplerState DistributedSampler::state() const noexcept {
+  const uint64_t given = next_ * static_cast<uint64_t>(options_.replicas);
+  return {began_.epoch, std::min<uint64_t>(began_.taken + given, examples_)};
+}
+
+void DistributedSampler::load_state(const DistributedSamplerState& state) {
+  if (state.taken > examples_) {
+    throw Error(Code::kInvalidArgument,
+                std::to_string(state.taken) + " examples are taken of " + std::to_string(examples_))
+        .operation("DistributedSampler")
+        .advice("load what a sampler of the same data set has saved");
+  }
+  set_epoch(state.epoch);
+  resumed_ = state;
+  reset();
+}
+
+namespace {
+// What decides on the order, and the state: names in an archive.
+constexpr const char* kSeed = "seed";
+constexpr const char* kShuffle = "shuffle";
+constexpr const char* kExamples = "examples";
+constexpr const char* kEpoch = "epoch";
+constexpr const char* kTaken = "taken";
+
+void write(torch::serialize::OutputArchive& archive, const char* name, uint64_t number) {
+  archive.write(name, at::scalar_tensor(static_cast<int64_t>(number), at::kLong), true);
+}
+
+uint64_t read(torch::serialize::InputArchive& archive, const char* name) {
+  at::Tensor number;
+  archive.read(name, number, true);
+  return static_cast<uint64_t>(number.item<int64_t>());
+}
+
+// An order that differs would give some examples twice, and others never.
+void check_same(torch::serialize::InputArchive& archive, const char* name, uint64_t own) {
+  const uint64_t saved = read(archive, name);
+  if (saved == own) return;
+  throw Error(Code::kInvalidArgument, std::string("saved with ") + name + " " +
+                                          std::to_string(saved) + ", and this one has " +
+                                          std::to_string(own))
+      .operation("DistributedSampler")
+      .advice("go on with the same data set, seed and shuffle, or from the beginning");
+}
+}  // namespace
+
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("epoch", at::scalar_tensor(static_cast<int64_t>(epoch()), at::kLong), true);
-  archive.write("next", at::scalar_tensor(static_cast<int64_t>(next_), at::kLong), true);
+  const DistributedSamplerState now = state();
+  write(archive, kSeed, options_.seed);
+  write(archive, kShuffle, options_.shuffle);
+  write(archive, kExamples, examples_);
+  write(archive, kEpoch, now.epoch);
+  write(archive, kTaken, now.taken);
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
-  at::Tensor epoch, place;
-  archive.read("epoch", epoch, true);
-  archive.read("next", place, true);
-  set_epoch(static_cast<uint64_t>(epoch.item<int64_t>()));
-  reset();
-  next_ = std::min(static_cast<size_t>(place.item<int64_t>()), indices_.size());
+  check_same(archive, kSeed, options_.seed);
+  check_same(archive, kShuffle, options_.shuffle);
+  check_same(archive, kExamples, examples_);
+  load_state({read(archive, kEpoch), read(archive, kTaken)});
 }
 
 }  // namespace farspan::dist

@@ -1,6 +1,7 @@
 #include <farspan/c10d/ddp/graph_walk.h>
 
 #include <unordered_set>
+#include <utility>
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,6 +15,14 @@ Accumulators::Accumulators(const std::vector<at::Tensor>& parameters) {
     nodes_.push_back(torch::autograd::impl::grad_accumulator(parameter));
     index_.emplace(nodes_.back().get(), index_.size());
   }
+}
+
+std::shared_ptr<Node> Accumulators::follow(size_t i, const at::Tensor& parameter) {
+  std::shared_ptr<Node> now = torch::autograd::impl::grad_accumulator(parameter);
+  if (!now || now == nodes_[i]) return nullptr;
+  index_.erase(nodes_[i].get());
+  index_.emplace(now.get(), i);
+  return std::exchange(nodes_[i], std::move(now));
 }
 
 bool Accumulators::mark_reached(const std::vector<at::Tensor>& outputs,

@@ -13,7 +13,7 @@ namespace farspan::dist {
 
 // The nodes that take the parameters' gradients.
 //
-// Threading: constant after construction.
+// Threading: one thread at a time.
 class Accumulators {
  public:
   explicit Accumulators(const std::vector<at::Tensor>& parameters);
@@ -21,6 +21,9 @@ class Accumulators {
   const std::vector<std::shared_ptr<torch::autograd::Node>>& nodes() const noexcept {
     return nodes_;
   }
+  // The node that takes `parameter`, the i-th, from now on.
+  //   returns  the one before; null: it is the same, or the parameter takes no gradients now
+  std::shared_ptr<torch::autograd::Node> follow(size_t i, const at::Tensor& parameter);
 
   // Marks the parameters that the graph of `outputs` leads to.
   //   returns  false: the graph goes on where it cannot be seen, in another worker, so that others

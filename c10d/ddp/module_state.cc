@@ -78,6 +78,15 @@ std::string describe(const DdpOptions& options) {
   return text.str();
 }
 
+void follow_memory(const std::vector<Tensor>& own, std::vector<Tensor>& memory) {
+  for (size_t i = 0; i < own.size(); ++i) {
+    const bool same = own[i].is_alias_of(memory[i]) && own[i].sizes() == memory[i].sizes() &&
+                      own[i].strides() == memory[i].strides() &&
+                      own[i].storage_offset() == memory[i].storage_offset();
+    if (!same) memory[i] = own[i].variable_data();
+  }
+}
+
 void broadcast_packed(const std::vector<Tensor>& tensors, int src, const CollectiveOptions& to) {
   int64_t bytes = 0;
   for (const Tensor& one : tensors) bytes += static_cast<int64_t>(one.nbytes());
@@ -121,6 +130,21 @@ std::vector<Tensor> ModuleState::all() const {
   return tensors;
 }
 
+void ModuleState::follow() {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& one = parameters[i];
+    const Kind& before = kinds[i];
+    if (one.scalar_type() == before.type && one.sizes() == before.shape && one.is_cpu()) continue;
+    std::ostringstream what;
+    what << "'" << names[i] << "' was " << at::toString(before.type) << " "
+         << at::IntArrayRef(before.shape) << " on cpu, and is " << at::toString(one.scalar_type())
+         << " " << one.sizes() << " on " << one.device() << " now";
+    refuse(what.str(), "convert the module first, then wrap it");
+  }
+  follow_memory(own_frozen, frozen);
+  follow_memory(own_buffers, buffers);
+}
+
 std::string ModuleState::names_of(const std::vector<size_t>& which) const {
   std::string text;
   const size_t shown = std::min(which.size(), kNamed);
@@ -145,11 +169,13 @@ ModuleState read_module(const torch::nn::Module& module, const DdpOptions& optio
     check_usable(tensor, item.key());
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     if (!tensor.requires_grad()) {
+      state.own_frozen.push_back(tensor);
       state.frozen.push_back(tensor.variable_data());
       continue;
     }
     state.parameters.push_back(tensor);
     state.names.push_back(item.key());
+    state.kinds.push_back({tensor.scalar_type(), tensor.sizes().vec()});
     state.sparse.push_back(sparse.contains(tensor.unsafeGetTensorImpl()) ||
                            named(options.sparse_parameters, item.key()));
   }
@@ -160,6 +186,7 @@ ModuleState read_module(const torch::nn::Module& module, const DdpOptions& optio
     // Another version counter: a backward pass that has saved a buffer does not mind that the next
     // forward pass brings rank 0's, as it does not mind that batch norm updates it.
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      state.own_buffers.push_back(tensor);
       state.buffers.push_back(tensor.variable_data());
     }
   }

@@ -23,11 +23,19 @@ struct ModuleState {
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
   std::vector<bool> sparse;  // its gradients are
-  // All other tensors that rank 0 gives to the others.
-  std::vector<at::Tensor> frozen;
-  std::vector<at::Tensor> buffers;
+  struct Kind {
+    at::ScalarType type;
+    std::vector<int64_t> shape;
+  };
+  std::vector<Kind> kinds;  // of parameters, when they were read
+  // All other tensors that rank 0 gives to the others: the memory of the module's own.
+  std::vector<at::Tensor> frozen, own_frozen;
+  std::vector<at::Tensor> buffers, own_buffers;
 
   std::vector<at::Tensor> all() const;
+  // Since it was read the module's tensors may have got other memory: torch::load() does that.
+  //   throws  Error kInvalidArgument: a parameter is of another kind now: names it
+  void follow();
   // "'fc.weight', 'fc.bias' and 5 others", for errors.
   std::string names_of(const std::vector<size_t>& parameters) const;
 };

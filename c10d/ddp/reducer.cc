@@ -54,7 +54,7 @@ std::shared_ptr<Reducer> Reducer::make(ModuleState state, const DdpOptions& opti
   const std::shared_ptr<Reducer> reducer(new Reducer(std::move(state), options));
   check_same_on_all_ranks(reducer->state_, options, reducer->group_);
   if (options.init_sync) broadcast_tensors(reducer->state_.all(), 0, reducer->group_);
-  reducer->install_hooks();
+  for (size_t i = 0; i < reducer->state_.parameters.size(); ++i) reducer->hook(i);
   return reducer;
 }
 
@@ -79,16 +79,28 @@ Reducer::Reducer(ModuleState state, const DdpOptions& options)
 }
 
 Reducer::~Reducer() {
-  for (size_t i = 0; i < hook_keys_.size(); ++i) {
-    accumulators_.nodes()[i]->del_post_hook(hook_keys_[i]);
+  for (const Hooked& one : hooked_) {
+    if (const auto node = one.node.lock()) node->del_post_hook(one.key);
   }
 }
 
-void Reducer::install_hooks() {
+void Reducer::hook(size_t parameter) {
+  const auto& node = accumulators_.nodes()[parameter];
+  const auto key = node->add_post_hook(std::make_unique<GradientHook>(*this, parameter));
+  hooked_.push_back({node, key});
+}
+
+// torch::load() gives a parameter another tensor's memory in place, and with that another node that
+// takes its gradient. Graphs of before keep theirs, hooked.
+void Reducer::follow_parameters() {
+  state_.follow();
+  bool replaced = false;
   for (size_t i = 0; i < state_.parameters.size(); ++i) {
-    hook_keys_.push_back(
-        accumulators_.nodes()[i]->add_post_hook(std::make_unique<GradientHook>(*this, i)));
+    if (!accumulators_.follow(i, state_.parameters[i])) continue;
+    hook(i);
+    replaced = true;
   }
+  if (replaced) std::erase_if(hooked_, [](const Hooked& one) { return one.node.expired(); });
 }
 
 void Reducer::make_slots() {
@@ -140,6 +152,7 @@ void Reducer::fail(const Error& error) noexcept {
 void Reducer::before_forward() {
   guarded([this] {
     stopwatch_.forward_begins();
+    follow_parameters();
     if (progress_.phase() != Phase::kReducing || !at::GradMode::is_enabled()) return;
     throw Error(Code::kInvalidArgument,
                 "the backward pass before this forward pass gave no "

@@ -74,7 +74,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   Reducer(ModuleState state, const DdpOptions& options);
-  void install_hooks();
+  void hook(size_t parameter);
+  void follow_parameters();
   void make_slots();
 
   // reducer.cc: around forward passes.
@@ -117,10 +118,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Constant after construction.
   const DdpOptions options_;
   const Group group_;  // of DDP's own
-  const ModuleState state_;
-  const Accumulators accumulators_;
-  std::vector<uintptr_t> hook_keys_;
   CommHook hook_;
+
+  ModuleState state_;
+  struct Hooked {
+    std::weak_ptr<torch::autograd::Node> node;
+    uintptr_t key;
+  };
+  Accumulators accumulators_;
+  std::vector<Hooked> hooked_;  // also nodes of before that a graph still holds
 
   std::atomic<bool> backward_failed_{false};
   std::optional<Error> failure_;

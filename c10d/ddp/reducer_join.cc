@@ -33,6 +33,7 @@ int Reducer::tell(int step) {
 void Reducer::end_join() {
   while (shadow_step()) {
   }
+  state_.follow();
   broadcast_tensors(state_.all(), join_->leader(), group_);
   buffers_are_old_ = true;  // or not, but the same on all ranks
   join_.reset();

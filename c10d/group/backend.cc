@@ -8,9 +8,14 @@
 namespace farspan::dist {
 namespace {
 
+struct Kind {
+  MakeBackend make;
+  MeetRanks meet;
+};
+
 struct Known {
   Mutex mutex;
-  std::map<std::string, MakeBackend> backends FARSPAN_GUARDED_BY(mutex);
+  std::map<std::string, Kind> backends FARSPAN_GUARDED_BY(mutex);
 };
 
 Known& known() {
@@ -18,12 +23,26 @@ Known& known() {
   return the_known;
 }
 
-}  // namespace
-
-void register_backend(const std::string& name, MakeBackend make) {
+Kind kind_of(const std::string& name) {
+  check_backend(name);
   Known& all = known();
   MutexLock lock(all.mutex);
-  if (all.backends.emplace(name, std::move(make)).second) return;
+  return all.backends.at(name);
+}
+
+}  // namespace
+
+// FNV-1a.
+uint64_t GroupSpec::id() const noexcept {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char letter : name) hash = (hash ^ static_cast<uint8_t>(letter)) * 0x100000001b3u;
+  return hash;
+}
+
+void register_backend(const std::string& name, MakeBackend make, MeetRanks meet) {
+  Known& all = known();
+  MutexLock lock(all.mutex);
+  if (all.backends.try_emplace(name, Kind{std::move(make), std::move(meet)}).second) return;
   throw Error(Code::kAlreadyExists, "there is a backend '" + name + "' already")
       .operation("register_backend");
 }
@@ -39,15 +58,10 @@ void check_backend(const std::string& name) {
       .advice("take one of: " + names);
 }
 
+MeetRanks meeting_of_backend(const std::string& name) { return kind_of(name).meet; }
+
 std::shared_ptr<Backend> make_backend(const std::string& name, const BackendContext& context) {
-  check_backend(name);
-  MakeBackend make;
-  {
-    Known& all = known();
-    MutexLock lock(all.mutex);
-    make = all.backends.at(name);
-  }
-  return make(context);
+  return kind_of(name).make(context);
 }
 
 }  // namespace farspan::dist

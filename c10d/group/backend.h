@@ -53,6 +53,8 @@ struct GroupSpec {
   int rank = 0;            // in this group
 
   int size() const noexcept { return static_cast<int>(ranks.size()); }
+  // 64 bits of the name, for what travels.
+  uint64_t id() const noexcept;
 };
 
 // Collectives block until this rank's part is done: then its results are there, and its blocks may
@@ -113,17 +115,28 @@ class Backend {
 
 // What a backend of the default group is made from.
 struct BackendContext {
-  std::shared_ptr<Store> store;  // of this start of the job alone
+  std::shared_ptr<Store> store;  // of this start of the job alone; null after MeetRanks
   GroupSpec group;
   Deadline deadline;  // until all ranks have come
+  // For backends that use the network: the numeric address to listen on, which other hosts reach.
+  // Empty: that of this host on the way to the store's.
+  std::string bind_host;
+  // Ranks with the same one share memory. Empty: net::host_id().
+  std::string host_id;
 };
 using MakeBackend = std::function<std::shared_ptr<Backend>(const BackendContext& context)>;
 
+// For a backend whose launcher numbers the ranks: meets them, and says who this one is, so that no
+// store is needed. The name of the group is new in each start.
+using MeetRanks = std::function<GroupSpec(Deadline deadline)>;
+
 // Makes a backend known by name, for the process and for good.
+//   meet    null: its ranks meet in a store
 //   throws  Error kAlreadyExists
-void register_backend(const std::string& name, MakeBackend make);
+void register_backend(const std::string& name, MakeBackend make, MeetRanks meet = nullptr);
 //   throws  Error kInvalidArgument: names those that are known
 void check_backend(const std::string& name);
+MeetRanks meeting_of_backend(const std::string& name);
 std::shared_ptr<Backend> make_backend(const std::string& name, const BackendContext& context);
 
 }  // namespace farspan::dist

@@ -34,21 +34,6 @@ auto plan_all_reduce(const Tensor& tensor, const ReduceOptions& options) {
   });
 }
 
-auto plan_all_reduce_coalesced(const std::vector<Tensor>& tensors, const ReduceOptions& options) {
-  Start start(Op::kAllReduce, options.group);
-  if (tensors.empty()) start.refuse("the list of tensors is empty");
-  start.tensor(tensors.front(), "the first tensor").reduction(options.op);
-  for (const Tensor& one : tensors) start.also(one, "a tensor of the list");
-  start.number_and_shapes_of(tensors);
-  for (const Tensor& one : tensors) check_written(one);
-  return start.plan(options, [tensors](Backend& backend, const Call& call) {
-    const TensorBlock data = TensorBlock::joined(tensors);
-    if (call.reduce() == ReduceOp::kPremulSum) data.scale(call.factor);
-    backend.all_reduce(call, data.block());
-    data.split_into(tensors);
-  });
-}
-
 auto plan_reduce(const Tensor& tensor, int dst, const ReduceOptions& options) {
   Start start(Op::kReduce, options.group);
   start.tensor(tensor, "the tensor").reduction(options.op).root(dst);
@@ -83,13 +68,6 @@ void all_reduce(const Tensor& tensor, const ReduceOptions& options) {
 Work all_reduce_async(const Tensor& tensor, const ReduceOptions& options) {
   if (tensor.is_sparse()) return perform_async(plan_sparse_all_reduce(tensor, options));
   return perform_async(plan_all_reduce(tensor, options));
-}
-
-void all_reduce_coalesced(const std::vector<Tensor>& tensors, const ReduceOptions& options) {
-  perform_now(plan_all_reduce_coalesced(tensors, options));
-}
-Work all_reduce_coalesced_async(const std::vector<Tensor>& tensors, const ReduceOptions& options) {
-  return perform_async(plan_all_reduce_coalesced(tensors, options));
 }
 
 void reduce(const Tensor& tensor, int dst, const ReduceOptions& options) {

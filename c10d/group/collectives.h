@@ -75,6 +75,14 @@ void all_gather_into_tensor(const Tensor& output, const Tensor& input,
 Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
                                   const CollectiveOptions& options = {});
 
+// Several in one operation; all of one dtype, and each pair as above.
+void all_gather_into_tensor_coalesced(const std::vector<Tensor>& outputs,
+                                      const std::vector<Tensor>& inputs,
+                                      const CollectiveOptions& options = {});
+Work all_gather_into_tensor_coalesced_async(const std::vector<Tensor>& outputs,
+                                            const std::vector<Tensor>& inputs,
+                                            const CollectiveOptions& options = {});
+
 // gather_list[r] becomes rank r's `tensor`, at rank `dst`; elsewhere the list is empty.
 void gather(const Tensor& tensor, const std::vector<Tensor>& gather_list, int dst,
             const CollectiveOptions& options = {});
@@ -98,6 +106,14 @@ void reduce_scatter_tensor(const Tensor& output, const Tensor& input,
                            const ReduceOptions& options = {});
 Work reduce_scatter_tensor_async(const Tensor& output, const Tensor& input,
                                  const ReduceOptions& options = {});
+
+// Several in one operation; all of one dtype, and each pair as above.
+void reduce_scatter_tensor_coalesced(const std::vector<Tensor>& outputs,
+                                     const std::vector<Tensor>& inputs,
+                                     const ReduceOptions& options = {});
+Work reduce_scatter_tensor_coalesced_async(const std::vector<Tensor>& outputs,
+                                           const std::vector<Tensor>& inputs,
+                                           const ReduceOptions& options = {});
 
 // output_list[r] becomes rank r's input_list[q], for q this rank. Sizes may differ.
 void all_to_all(const std::vector<Tensor>& output_list, const std::vector<Tensor>& input_list,

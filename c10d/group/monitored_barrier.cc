@@ -1,76 +1,144 @@
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <farspan/c10d/group/transfer.h>
 
 namespace farspan::dist {
 namespace {
 
-constexpr int kComeTag = -1;    // to the first rank: the number of the barrier
-constexpr int kAnswerTag = -2;  // from it: the number, and how many are missing
+// Words are pairs of numbers. Those of the first rank, in the order of its barriers:
+//   barrier, kAsk      is this rank in it?
+//   barrier, missing   it is over: so many ranks are missing
+// Of the others, one for each question, and one when they give up:
+//   barrier, theirs    the one that was asked for, and the one that this rank is in
+//   barrier, kGone     this rank has given it up
+// Each word names its barrier, so that what is left of one that failed is known, and dropped.
+constexpr int kReplyTag = -1, kAskTag = -2;
+constexpr int64_t kAsk = -1, kGone = -1;
+constexpr Millis kLastWordTime{1000};  // for what is sent at the end of one's time
 
 struct Barrier {
   Group group;
-  uint64_t number;
+  int64_t number;
   Deadline deadline;
 
-  MessageOptions options(int tag) const {
+  MessageOptions options(int tag, Millis at_least = Millis(1)) const {
     const auto left = std::chrono::ceil<Millis>(deadline.remaining());
-    return {group, tag, deadline.is_never() ? kNoTimeout : std::max(left, Millis(1))};
+    return {group, tag, deadline.is_never() ? kNoTimeout : std::max(left, at_least)};
   }
   int rank(int place) const { return group->global_rank(place); }
 };
 
-at::Tensor numbers(int64_t first, int64_t second) { return at::tensor({first, second}, at::kLong); }
-int64_t first_of(const at::Tensor& pair) { return pair[0].item<int64_t>(); }
+struct Word {
+  int64_t barrier, what;
+};
 
-// Words of an earlier barrier, which somebody gave up, may still be on their way.
-void receive(const Barrier& barrier, const at::Tensor& pair, int from, int tag) {
-  do {
-    Transfer(P2POp::Kind::kRecv, pair, from, barrier.options(tag)).finish();
-  } while (first_of(pair) < static_cast<int64_t>(barrier.number));
+void tell(const Barrier& barrier, int place, int tag, Word word, Millis at_least = Millis(1)) {
+  const at::Tensor pair = at::tensor({word.barrier, word.what}, at::kLong);
+  Transfer(P2POp::Kind::kSend, pair, barrier.rank(place), barrier.options(tag, at_least)).begin();
 }
 
-void come(const Barrier& barrier) {
-  const auto number = static_cast<int64_t>(barrier.number);
-  Transfer(P2POp::Kind::kSend, numbers(number, 0), barrier.rank(0), barrier.options(kComeTag))
-      .begin();
-  const at::Tensor answer = numbers(0, 0);
-  receive(barrier, answer, barrier.rank(0), kAnswerTag);
-  const int64_t missing = answer[1].item<int64_t>();
-  if (missing == 0) return;
-  throw Error(Code::kTimeout, std::to_string(missing) + " of " +
-                                  std::to_string(barrier.group->size()) +
-                                  " ranks did not come in time")
-      .advice("rank " + std::to_string(barrier.rank(0)) + " says who");
+Word hear(const Barrier& barrier, int place, int tag) {
+  const at::Tensor pair = at::zeros({2}, at::kLong);
+  Transfer(P2POp::Kind::kRecv, pair, barrier.rank(place), barrier.options(tag)).finish();
+  return {pair[0].item<int64_t>(), pair[1].item<int64_t>()};
+}
+
+[[noreturn]] void refuse_missed(const Barrier& barrier, int64_t now) {
+  throw Error(Code::kTimeout,
+              "this rank came too late to barrier " + std::to_string(barrier.number) + ": rank " +
+                  std::to_string(barrier.rank(0)) + " is in barrier " + std::to_string(now))
+      .advice("call it again: the barrier with the same number is met");
+}
+
+// A question of a later barrier is kept for the call with its number.
+void answer_until_over(const Barrier& barrier, std::atomic<int64_t>& kept_question) {
+  while (true) {
+    const int64_t kept = kept_question.exchange(0);
+    const Word word = kept ? Word{kept, kAsk} : hear(barrier, 0, kAskTag);
+    if (word.barrier > barrier.number) {
+      if (word.what == kAsk) kept_question = word.barrier;
+      refuse_missed(barrier, word.barrier);
+    }
+    if (word.what == kAsk) {
+      tell(barrier, 0, kReplyTag, {word.barrier, barrier.number});
+    } else if (word.barrier == barrier.number) {
+      if (word.what == 0) return;
+      throw Error(Code::kTimeout, std::to_string(word.what) + " of " +
+                                      std::to_string(barrier.group->size()) +
+                                      " ranks did not come in time")
+          .advice("rank " + std::to_string(barrier.rank(0)) + " says who");
+    }
+  }
+}
+
+void come(const Barrier& barrier, std::atomic<int64_t>& kept_question) {
+  try {
+    answer_until_over(barrier, kept_question);
+  } catch (...) {
+    try {
+      tell(barrier, 0, kReplyTag, {barrier.number, kGone}, kLastWordTime);
+    } catch (const Error&) {  // of a group that has failed
+    }
+    throw;
+  }
+}
+
+//   throws  Error: it does not come in time, or is not in this barrier any more
+void expect(const Barrier& barrier, int place) {
+  Word word{};
+  do {
+    word = hear(barrier, place, kReplyTag);
+  } while (word.barrier < barrier.number);
+  if (word.what == barrier.number) return;
+  const std::string rank = "rank " + std::to_string(barrier.rank(place));
+  throw Error(Code::kCancelled, word.what == kGone ? rank + " has given it up"
+                                                   : rank + " is in barrier " +
+                                                         std::to_string(word.what) + " already");
+}
+
+struct Missing {
+  int count = 0;
+  std::string ranks, whys;
+};
+
+Missing ask_all(const Barrier& barrier, bool wait_all_ranks) {
+  const int size = barrier.group->size();
+  for (int place = 1; place < size; ++place) {
+    tell(barrier, place, kAskTag, {barrier.number, kAsk});
+  }
+  Missing missing;
+  int came = 0;
+  for (int place = 1; place < size; ++place) {
+    try {
+      expect(barrier, place);
+      ++came;
+    } catch (const Error& error) {
+      missing.ranks += (missing.ranks.empty() ? "" : ", ") + std::to_string(barrier.rank(place));
+      if (error.code() != Code::kTimeout) {
+        missing.whys += (missing.whys.empty() ? ": " : "; ") + error.message();
+      }
+      if (!wait_all_ranks) break;
+    }
+  }
+  if (!missing.ranks.empty()) missing.count = size - 1 - came;
+  return missing;
 }
 
 void wait_for_all(const Barrier& barrier, bool wait_all_ranks) {
   const int size = barrier.group->size();
-  int come = 0;
-  std::string missing, whys;
-  for (int place = 1; place < size; ++place) {
-    const at::Tensor word = numbers(0, 0);
-    try {
-      receive(barrier, word, barrier.rank(place), kComeTag);
-      ++come;
-    } catch (const Error& error) {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(barrier.rank(place));
-      if (error.code() != Code::kTimeout) whys += (whys.empty() ? ": " : "; ") + error.message();
-      if (!wait_all_ranks) break;
-    }
-  }
-  const int64_t absent = missing.empty() ? 0 : size - 1 - come;
-  const at::Tensor answer = numbers(static_cast<int64_t>(barrier.number), absent);
+  Missing missing = ask_all(barrier, wait_all_ranks);
+  // Those that came first may have given up while the last one was waited for.
+  if (missing.count == 0 && size > 2) missing = ask_all(barrier, wait_all_ranks);
   for (int place = 1; place < size; ++place) {  // also to who comes late
-    Transfer(P2POp::Kind::kSend, answer, barrier.rank(place), barrier.options(kAnswerTag)).begin();
+    tell(barrier, place, kAskTag, {barrier.number, missing.count}, kLastWordTime);
   }
-  if (missing.empty()) return;
-  throw Error(Code::kTimeout, "rank " + missing + " did not come to the barrier" + whys)
-      .worker("rank " + missing)
+  if (missing.count == 0) return;
+  throw Error(Code::kTimeout,
+              "rank " + missing.ranks + " did not come to the barrier" + missing.whys)
+      .worker("rank " + missing.ranks)
       .advice("look at what it does, or give the barrier more time");
 }
 
@@ -80,13 +148,13 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
   const TimePoint called = Clock::now();
   const Group group = options.group ? options.group : default_group();
   group->backend();
-  const Barrier barrier{group, group->count_monitored_barrier(),
-                        group->deadline(options.timeout, called)};
+  MonitoredBarriers& barriers = group->monitored_barriers();
+  const Barrier barrier{group, ++barriers.called, group->deadline(options.timeout, called)};
   try {
     if (group->rank() == 0) {
       wait_for_all(barrier, options.wait_all_ranks);
     } else {
-      come(barrier);
+      come(barrier, barriers.kept_question);
     }
   } catch (Error& error) {
     throw error.operation("monitored_barrier of the group '" + group->name() + "'")

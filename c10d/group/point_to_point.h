@@ -69,9 +69,15 @@ struct MonitoredBarrierOptions {
   std::optional<Millis> timeout = {};
   bool wait_all_ranks = false;  // name all that are missing, and not only the first
 };
-// Returns when all ranks have called it; rank 0 of the group waits for each of them, and tells
-// them.
-//   throws  Error kTimeout: on rank 0 it names who did not come in time, and the others are told so
+// Returns when all ranks are in it; rank 0 of the group waits for each of them, and tells them.
+//
+// Each rank counts its calls on a group, and only calls with the same number meet. Who comes to one
+// that the others have given up gets an error, soon, and meets them with the call that has their
+// number: so all ranks call it equally often, those that failed, too.
+//
+//   throws  Error kTimeout: on rank 0 it names who did not come in time, or has given it up before
+//           rank 0 came; the others are told that somebody did not, or is rank 0 itself
+//   cost    three to five small messages for each other rank
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 }  // namespace farspan::dist

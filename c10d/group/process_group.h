@@ -26,6 +26,12 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 inline constexpr Millis kDefaultGroupTimeout{1'800'000};  // half an hour, as PyTorch's
 
+// What a rank knows of the monitored barriers of a group.
+struct MonitoredBarriers {
+  std::atomic<int64_t> called{0};         // on this rank
+  std::atomic<int64_t> kept_question{0};  // rank 0 asks for that one, which is to be called yet
+};
+
 // Ranks of operations count in the default group, as in PyTorch, unless said otherwise.
 //
 // Once a collective has failed for another reason than its arguments, the group is of no use, and
@@ -85,8 +91,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Deadline deadline(std::optional<Millis> timeout, TimePoint from) const noexcept;
   // How often this process has made a group of these ranks out of this one, counting this time.
   uint64_t count_groups_of(const std::vector<int>& ranks);
-  // Monitored barriers so far, counting this time.
-  uint64_t count_monitored_barrier() noexcept { return monitored_barriers_.fetch_add(1) + 1; }
+  MonitoredBarriers& monitored_barriers() noexcept { return monitored_barriers_; }
   // Throws when the group has failed already.
   void check_usable(const Signature& signature) const;
   // Remembers the first failure, and adds to it which operation on which group it was.
@@ -100,7 +105,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::atomic<Millis> timeout_;
   History history_;
 
-  std::atomic<uint64_t> monitored_barriers_{0};
+  MonitoredBarriers monitored_barriers_;
   std::atomic<bool> failed_{false};  // failure_ is set
   mutable Mutex mutex_;
   std::optional<Error> failure_ FARSPAN_GUARDED_BY(mutex_);

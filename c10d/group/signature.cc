@@ -97,4 +97,9 @@ std::optional<std::string> difference(int rank, const Signature& one, int other_
   return text;
 }
 
+std::string describe_parts(int from, uint64_t sent, int to, uint64_t expected) {
+  return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
+         std::to_string(to) + ", which expects " + std::to_string(expected);
+}
+
 }  // namespace farspan::dist

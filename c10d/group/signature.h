@@ -63,4 +63,8 @@ std::string describe(const Signature& signature);
 std::optional<std::string> difference(int rank, const Signature& one, int other_rank,
                                       const Signature& other);
 
+// What the two ends of a part of an all_to_all disagree on, in elements.
+//   returns  "rank 0 sends 2 elements to rank 1, which expects 1"
+std::string describe_parts(int from, uint64_t sent, int to, uint64_t expected);
+
 }  // namespace farspan::dist

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <farspan/c10d/group/start.h>
+
 namespace farspan::dist::detail {
 namespace {
 
@@ -56,6 +58,16 @@ at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptio
 
 at::Tensor scatter_bytes(const std::vector<at::Tensor>& own, int src,
                          const CollectiveOptions& options) {
+  // Before anything is sent: afterwards the others would be in the scatter already.
+  const Start start = Start(Op::kScatter, options.group).root(src);
+  if (start.is_root() && own.size() != static_cast<size_t>(start.size())) {
+    start.refuse("there are " + std::to_string(own.size()) + " values, and the group has " +
+                     std::to_string(start.size()) + " ranks",
+                 "give one for each rank");
+  }
+  if (!start.is_root() && !own.empty()) {
+    start.refuse("values are for rank " + std::to_string(src) + " to give only");
+  }
   int64_t bytes = 0;
   for (const at::Tensor& one : own) bytes = std::max(bytes, one.numel());
   const at::Tensor size = number(bytes);

@@ -62,6 +62,8 @@ void broadcast_value(T& value, int src, const CollectiveOptions& options = {}) {
 }
 
 // The value that rank `src` has for this rank; it gives one for each, the others an empty vector.
+//   throws  Error kInvalidArgument: another number of values; nobody is told, and the group can be
+//           used on
 template <class T>
 T scatter_value(const std::vector<T>& values, int src, const CollectiveOptions& options = {}) {
   std::vector<at::Tensor> packed;

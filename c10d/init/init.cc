@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/cpu/cpu.h>
+#include <farspan/c10d/backends/mpi/mpi.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/store/generation.h>
 #include <farspan/c10d/store/prefix_store.h>
@@ -19,7 +20,7 @@ constexpr Millis kFarewell{30'000};
 // What the default group was made from. The store may live in this process.
 struct Joined {
   Rendezvous job;
-  std::shared_ptr<Store> store;  // of this start alone
+  std::shared_ptr<Store> store;  // of this start alone; null: the backend needs none
 };
 
 Mutex joined_mutex;
@@ -27,7 +28,10 @@ std::unique_ptr<Joined> joined FARSPAN_GUARDED_BY(joined_mutex);
 
 void know_backends() {
   static std::once_flag once;
-  std::call_once(once, [] { register_backend("cpu", cpu::make_cpu_backend); });
+  std::call_once(once, [] {
+    register_backend("cpu", cpu::make_cpu_backend);
+    register_backend("mpi", mpi::make_mpi_backend, mpi::meet);
+  });
 }
 
 Rendezvous meeting_place(const InitOptions& options) {
@@ -40,28 +44,54 @@ Rendezvous meeting_place(const InitOptions& options) {
   return {options.store, member.rank, member.world_size};
 }
 
-Group join(const std::string& backend, const InitOptions& options, Joined& made) {
-  const Deadline deadline = Deadline::in(options.init_timeout);
+// All ranks, who meet in a store.
+GroupSpec meet_in_store(const InitOptions& options, Deadline deadline, Joined& made) {
   made.job = meeting_place(options);
   const auto [store, rank, size] = made.job;
   PrefixStore own("dist", store);
-  const std::string start = agree_on_generation(own, rank, size, deadline);
-  made.store = std::make_shared<PrefixStore>(start, std::make_shared<PrefixStore>("dist", store));
+  GroupSpec group;
+  group.name = agree_on_generation(own, rank, size, deadline);
+  group.rank = rank;
+  for (int one = 0; one < size; ++one) group.ranks.push_back(one);
+  made.store =
+      std::make_shared<PrefixStore>(group.name, std::make_shared<PrefixStore>("dist", store));
+  return group;
+}
+
+// A process that the launcher does not know is a world of one to it.
+void check_membership(const GroupSpec& group, const InitOptions& options) {
+  const auto check = [](int wanted, int found, const std::string& what) {
+    if (wanted < 0 || wanted == found) return;
+    throw Error(Code::kInvalidArgument, what + " is " + std::to_string(wanted) +
+                                            ", and the launcher says " + std::to_string(found))
+        .advice(
+            "start the ranks with the backend's own launcher, and leave rank and world_size out");
+  };
+  check(options.rank, group.rank, "rank");
+  check(options.world_size, group.size(), "world_size");
+}
+
+Group join(const std::string& backend, const InitOptions& options, Joined& made) {
   BackendContext context;
+  context.deadline = Deadline::in(options.init_timeout);
+  if (const MeetRanks meet = meeting_of_backend(backend)) {
+    context.group = meet(context.deadline);
+    check_membership(context.group, options);
+  } else {
+    context.group = meet_in_store(options, context.deadline, made);
+  }
   context.store = made.store;
-  context.group.name = start;
-  context.group.rank = rank;
-  for (int one = 0; one < size; ++one) context.group.ranks.push_back(one);
-  context.deadline = deadline;
+  context.bind_host = options.bind_host;
   auto exchange = make_backend(backend, context);
-  made.store->add(kJoinedKey, 1);
+  if (made.store) made.store->add(kJoinedKey, 1);
+  const int rank = context.group.rank;
   return std::make_shared<ProcessGroup>(std::move(context.group), rank, std::move(exchange),
                                         options.timeout);
 }
 
 // Rank 0 may host the store, which the others read until they have joined.
 void wait_for_the_last(const Joined& made) noexcept {
-  if (made.job.rank != 0) return;
+  if (!made.store || made.job.rank != 0) return;
   try {
     const Deadline deadline = Deadline::after(kFarewell);
     while (made.store->add(kJoinedKey, 0) < made.job.world_size && !deadline.expired()) {

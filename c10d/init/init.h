@@ -21,12 +21,16 @@ struct InitOptions {
   // etcd://host:port (c10d/store/rendezvous.h); or a store of the caller's.
   std::string init_method = "env://";
   std::shared_ptr<Store> store;
+  // The address that ranks of other hosts connect to. Empty: the one that reaches the store. While
+  // all ranks share a host nothing listens on the network.
+  std::string bind_host;
   Millis init_timeout{300'000};           // until all ranks have come
   Millis timeout = kDefaultGroupTimeout;  // of each operation, see ProcessGroup
 };
 
 // Joins the default group, and returns when all its ranks have.
-//   backend  "cpu"
+//   backend  "cpu"; "mpi": ranks that mpirun has started, which need no store, where farspan was
+//            built with Open MPI (rank and world_size are what MPI says)
 //   returns  the group; the process keeps it until destroy_process_group()
 //   throws   Error: kInvalidArgument (RANK and the like missing or out of range, no such backend,
 //            joined already), kTimeout (names the ranks that are missing), kAlreadyExists (a rank

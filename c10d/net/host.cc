@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <fstream>
 
 namespace farspan::net {
@@ -12,7 +13,8 @@ std::string host_id() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat net {};
   stat("/proc/self/ns/net", &net);
-  return boot + "/" + std::to_string(net.st_ino);
+  const char* const part = std::getenv("FARSPAN_HOST_ID");
+  return boot + "/" + std::to_string(net.st_ino) + (part ? std::string("/") + part : "");
 }
 
 }  // namespace farspan::net

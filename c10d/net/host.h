@@ -8,7 +8,8 @@
 namespace farspan::net {
 
 // Equal for two processes of one running kernel that see the same abstract unix sockets, and
-// different for others.
+// different for others. FARSPAN_HOST_ID in the environment splits a host further: processes that
+// have different ones exchange nothing but through the network.
 std::string host_id();
 
 }  // namespace farspan::net

@@ -76,6 +76,7 @@ LaunchEnvironment LaunchEnvironment::read_from(const Variables& variables) {
   found.master_addr = variable(variables, "MASTER_ADDR");
   found.master_port = variable(variables, "MASTER_PORT");
   found.agent_hosts_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  found.error_file = variable(variables, "TORCHELASTIC_ERROR_FILE");
   found.store_password = variable(variables, "FARSPAN_STORE_PASSWORD");
   found.store_password_file = variable(variables, "FARSPAN_STORE_PASSWORD_FILE");
   return found;

@@ -30,6 +30,8 @@ struct LaunchEnvironment {
   // TORCHELASTIC_USE_AGENT_STORE is "True": the launcher hosts the store at
   // MASTER_ADDR:MASTER_PORT.
   bool agent_hosts_store = false;
+  // TORCHELASTIC_ERROR_FILE: where torchrun reads what has ended this process.
+  std::optional<std::string> error_file;
   // For redis:// and etcd:// URLs without a password.
   std::optional<std::string> store_password;       // FARSPAN_STORE_PASSWORD
   std::optional<std::string> store_password_file;  // FARSPAN_STORE_PASSWORD_FILE: its first line

@@ -345,7 +345,7 @@ std::string list_curves(const std::string& x_label, const std::vector<Panel>& pa
 
 int64_t TrainingCurves::add_batch(double loss, double accuracy) {
   farspan::MutexLock lock(mutex_);
-  const auto step = static_cast<int64_t>(losses_.size());
+  const int64_t step = first_ + static_cast<int64_t>(losses_.size());
   losses_.push_back({double(step), loss});
   batches_.push_back({double(step), accuracy});
   return step;

@@ -53,6 +53,9 @@ std::string draw_curves(const std::string& title, const std::string& x_label,
 // Threading: every method from any thread.
 class TrainingCurves {
  public:
+  // Those of a run that goes on after `first` steps in an earlier start of the program.
+  explicit TrainingCurves(int64_t first = 0) : first_(first) {}
+
   // One step is done. Returns how many were before it: its place on the x axis.
   int64_t add_batch(double loss, double accuracy);
   // On the test images, after so many steps.
@@ -63,6 +66,7 @@ class TrainingCurves {
   std::vector<Panel> panels() const;
 
  private:
+  const int64_t first_;
   mutable farspan::Mutex mutex_;
   std::vector<Point> losses_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<Point> batches_ FARSPAN_GUARDED_BY(mutex_);

@@ -45,7 +45,10 @@ void Progress::Average::add(double value, double weight, double memory) {
 }
 
 Progress::Progress(ProgressOptions options)
-    : options_(std::move(options)), start_(options_.now()), drawn_at_(start_) {}
+    : options_(std::move(options)),
+      start_(options_.now()),
+      done_(options_.done),
+      drawn_at_(start_) {}
 
 Progress::~Progress() { finish(); }
 
@@ -71,7 +74,7 @@ void Progress::note(std::string_view line) {
 void Progress::finish() {
   MutexLock lock(mutex_);
   if (finished_) return;
-  if (done_ > 0) draw(/*last=*/true);
+  if (done_ > options_.done) draw(/*last=*/true);
   finished_ = true;
 }
 

@@ -21,6 +21,7 @@ namespace console {
 struct ProgressOptions {
   std::string title = "training";
   int64_t steps = 0;  // in the whole run, over all trainers; 0: not known, then without bar
+  int64_t done = 0;   // of them, in an earlier start of the program
   Terminal terminal = standard_error();
   // Between two lines where the output is no terminal: a log file, a pipe, CI.
   farspan::Clock::duration plain_interval = std::chrono::seconds(5);
@@ -68,7 +69,7 @@ class Progress {
   const farspan::TimePoint start_;
 
   farspan::Mutex mutex_;
-  int64_t done_ FARSPAN_GUARDED_BY(mutex_) = 0;
+  int64_t done_ FARSPAN_GUARDED_BY(mutex_);
   int64_t samples_ FARSPAN_GUARDED_BY(mutex_) = 0;
   Average loss_ FARSPAN_GUARDED_BY(mutex_);
   Average samples_per_s_ FARSPAN_GUARDED_BY(mutex_);

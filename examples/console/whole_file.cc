@@ -23,7 +23,7 @@ using std::filesystem::path;
       .advice("name a file in a folder that you may write to");
 }
 
-// The error number, or 0.
+// To the disk; returns the error number, or 0.
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
@@ -31,30 +31,41 @@ int write_all(int fd, std::string_view text) {
     if (written < 0) return errno;
     text.remove_prefix(static_cast<size_t>(written));
   }
-  return 0;
+  return fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: nothing that has a disk
+}
+
+// A neighbour that takes the place of the file.
+path part_of(const path& file) { return file.string() + ".part" + std::to_string(getpid()); }
+
+// Returns the error number, or 0.
+int put_in_place(const path& part, const path& file) {
+  if (rename(part.c_str(), file.c_str()) == 0) return 0;
+  const int error = errno;
+  unlink(part.c_str());
+  return error;
 }
 
 // Gives the nameless file a name that another may have; returns the error number, or 0.
 int name_it(int fd, const path& file) {
-  constexpr int kTries = 10;  // others may be writing the same file
   const std::string open_file = "/proc/self/fd/" + std::to_string(fd);
-  for (int i = 0; i < kTries; ++i) {
-    if (linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, file.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-      return 0;
-    }
-    if (errno != EEXIST || (unlink(file.c_str()) != 0 && errno != ENOENT)) return errno;
-  }
-  return EEXIST;
+  const auto name = [&](const path& wanted) {
+    return linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, wanted.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  };
+  if (name(file)) return 0;
+  if (errno != EEXIST) return errno;
+  const path part = part_of(file);
+  unlink(part.c_str());  // of a process that had the same number, long ago
+  return name(part) ? put_in_place(part, file) : errno;
 }
 
 void write_and_rename(const path& file, std::string_view text) {
-  const path part = file.string() + ".part" + std::to_string(getpid());
+  const path part = part_of(file);
   int error = 0;
   {
     const OwnedDescriptor out(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     error = out.get() < 0 ? errno : write_all(out.get(), text);
   }
-  if (error == 0 && rename(part.c_str(), file.c_str()) != 0) error = errno;
+  if (error == 0) error = put_in_place(part, file);
   if (error == 0) return;
   unlink(part.c_str());
   fail(file, error);

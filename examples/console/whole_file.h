@@ -9,8 +9,9 @@
 namespace console {
 
 // Replaces `file`, or makes it, with the folders it needs. The text has no name until it is
-// complete, so a program that is killed meanwhile leaves nothing (where the file system can: else a
-// neighbour, FILE.partPID, is written and renamed).
+// complete and on the disk, so a program that is killed meanwhile leaves the old file, if there was
+// one, and nothing else (where the file system can: else a neighbour, FILE.partPID, is written and
+// renamed).
 //   throws  farspan::Error kUnavailable: the file cannot be written, and why
 void write_whole_file(const std::filesystem::path& file, std::string_view text);
 

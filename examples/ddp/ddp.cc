@@ -4,7 +4,6 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <optional>
 
 #include "console/curves.h"
@@ -16,6 +15,7 @@
 #include "mnist/dataset.h"
 #include "mnist/net.h"
 #include "mnist/small_net.h"
+#include "training/checkpoint.h"
 
 namespace dist = farspan::dist;
 using Seconds = std::chrono::duration<double>;
@@ -24,6 +24,8 @@ using Ddp = dist::DistributedDataParallel<mnist::SmallNet>;
 struct Settings : console::RunOptions {
   int ranks = 2;
   double momentum = 0.9;
+  std::string checkpoint;  // empty: none
+  int64_t checkpoint_every = 100;
 };
 
 // Where the time of all steps went, on one rank.
@@ -55,7 +57,12 @@ double accuracy_of(Ddp& ddp, const mnist::Dataset& data) {
 
 // Rank 0's view of the run.
 struct Watched {
-  explicit Watched(int64_t all_steps) : steps(all_steps), progress({.steps = all_steps}) {}
+  Watched(int64_t all_steps, int64_t done)
+      : steps(all_steps), progress({.steps = all_steps, .done = done}), curves(done) {
+    if (done == 0) return;
+    progress.note("resumed at step " + std::to_string(done) + " of " + std::to_string(steps) +
+                  " with " + std::to_string(dist::get_world_size()) + " ranks");
+  }
 
   void step(const at::Tensor& loss, const at::Tensor& scores, const at::Tensor& labels, Ddp& ddp) {
     constexpr int64_t kLooks = 10;  // times in a run
@@ -71,31 +78,33 @@ struct Watched {
   console::TrainingCurves curves;
 };
 
-Times train(const Settings& settings, const mnist::Dataset& data, dist::DistributedSampler& sampler,
-            Ddp& ddp, Watched* watched) {
-  torch::optim::SGD optimizer(ddp.parameters(),
-                              torch::optim::SGDOptions(settings.lr).momentum(settings.momentum));
+Times train(const Settings& settings, const mnist::Dataset& data, checkpoint::Run& run, Ddp& ddp,
+            Watched* watched) {
   Times times;
-  for (int epoch = 0; epoch < settings.epochs; ++epoch) {
-    sampler.set_epoch(static_cast<uint64_t>(epoch));
-    sampler.reset();
-    while (const auto batch = sampler.next(static_cast<size_t>(settings.batch_size))) {
+  for (auto epoch = run.sampler.epoch(); epoch < uint64_t(settings.epochs); ++epoch) {
+    run.sampler.set_epoch(epoch);
+    run.sampler.reset();
+    while (const auto batch = run.sampler.next(static_cast<size_t>(settings.batch_size))) {
       const at::Tensor chosen = at::tensor(std::vector<int64_t>(batch->begin(), batch->end()));
       const at::Tensor labels = data.labels.index_select(0, chosen);
-      optimizer.zero_grad();
+      run.optimizer.zero_grad();
       const at::Tensor scores = ddp(data.images.index_select(0, chosen));
       const at::Tensor loss = torch::nn::functional::nll_loss(scores, labels);
       loss.backward();
-      optimizer.step();
+      run.optimizer.step();
       times.add(ddp.statistics().last.back());
-      if (watched) watched->step(loss, scores, labels, ddp);
+      run.steps += 1, run.samples += labels.numel() * dist::get_world_size();
+      if (!watched) continue;
+      watched->step(loss, scores, labels, ddp);
+      const bool due = run.steps % settings.checkpoint_every == 0 || run.steps == watched->steps;
+      if (due && !settings.checkpoint.empty()) checkpoint::save(settings.checkpoint, run);
     }
   }
   return times;
 }
 
 void print_result(const Settings& settings, Watched& watched, Ddp& ddp, const Times& times,
-                  Seconds took) {
+                  int64_t samples, Seconds took) {
   const int ranks = dist::get_world_size();
   const std::string title =
       "Data parallel, " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
@@ -104,8 +113,7 @@ void print_result(const Settings& settings, Watched& watched, Ddp& ddp, const Ti
   watched.curves.write(settings.curves, title);
   console::Table table(title);
   table.row("accuracy on the test images", console::percent(accuracy, 2))
-      .row("samples/s",
-           console::count(std::llround(double(settings.epochs * settings.images) / took.count())))
+      .row("samples/s", console::count(std::llround(double(samples) / took.count())))
       .row("computing", console::duration(times.compute))
       .row("communicating", console::duration(times.communication))
       .row("of that hidden behind computing", console::duration(times.hidden))
@@ -119,23 +127,28 @@ void run(const Settings& settings) {
   at::set_num_threads(1);
   dist::init_process_group("cpu");
   at::manual_seed(settings.seed + static_cast<uint64_t>(dist::get_rank()));  // dropout's
-  const auto net = std::make_shared<mnist::SmallNet>();  // rank 0's comes to all
-  Ddp ddp(net);
+  const auto net = std::make_shared<mnist::SmallNet>();
+  torch::optim::SGD optimizer(net->parameters(),
+                              torch::optim::SGDOptions(settings.lr).momentum(settings.momentum));
   const mnist::Dataset data = mnist::load_train().sample(settings.images);
   dist::DistributedSampler sampler(static_cast<size_t>(data.size()), {.seed = settings.seed});
-  const auto samples = static_cast<int64_t>(sampler.size());
+  checkpoint::Run run{*net, optimizer, sampler};
+  checkpoint::resume(settings.checkpoint, run);
+  const int64_t samples_before = run.samples;
+  Ddp ddp(net);  // rank 0's parameters come to all
   std::optional<Watched> watched;
   if (dist::get_rank() == 0) {
-    watched.emplace(settings.epochs * ((samples + settings.batch_size - 1) / settings.batch_size));
+    const int64_t left = checkpoint::steps_left(run, settings.epochs, settings.batch_size);
+    watched.emplace(run.steps + left, run.steps);
   }
   console::Stopwatch stopwatch;
   stopwatch.start();
   const Times times =
-      train(settings, data, sampler, ddp, watched ? &*watched : nullptr).average_of_ranks();
+      train(settings, data, run, ddp, watched ? &*watched : nullptr).average_of_ranks();
   const Seconds took(stopwatch.seconds());
   if (watched) {
     watched->progress.finish();
-    print_result(settings, *watched, ddp, times, took);
+    print_result(settings, *watched, ddp, times, run.samples - samples_before, took);
   }
   dist::destroy_process_group();
 }
@@ -149,16 +162,17 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--momentum", settings.momentum, "of SGD")->capture_default_str();
+  app.add_option("--checkpoint", settings.checkpoint, "go on from this file, and write it");
+  app.add_option("--checkpoint-every", settings.checkpoint_every, "steps between two of them")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   console::add_run_options(app, settings);
   CLI11_PARSE(app, argc, argv);
-  try {
+  return dist::record([&] {     // torchrun gets to know of what goes wrong
     if (dist::is_launched()) {  // torchrun, mpirun, srun, or RANK and the like
       run(settings);
     } else {
       farspan::spawn(settings.ranks, [&](int, int) { run(settings); });
     }
-  } catch (const farspan::Error& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
-  }
+  });
 }

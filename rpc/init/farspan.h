@@ -9,8 +9,10 @@
 #include <farspan/c10d/ddp/power_sgd.h>                  // IWYU pragma: export
 #include <farspan/c10d/group/collectives.h>              // IWYU pragma: export
 #include <farspan/c10d/group/point_to_point.h>           // IWYU pragma: export
+#include <farspan/c10d/group/subgroups.h>                // IWYU pragma: export
 #include <farspan/c10d/group/values.h>                   // IWYU pragma: export
 #include <farspan/c10d/init/init.h>                      // IWYU pragma: export
+#include <farspan/c10d/init/record.h>                    // IWYU pragma: export
 #include <farspan/optim/distributed_optimizer.h>         // IWYU pragma: export
 #include <farspan/rpc/init/init.h>                       // IWYU pragma: export
 #include <farspan/rpc/init/spawn.h>                      // IWYU pragma: export

@@ -1,9 +1,5 @@
 #include <farspan/rpc/init/init.h>
 
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <utility>
@@ -12,6 +8,7 @@
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/host.h>
 #include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/store/address_towards.h>
 #include <farspan/c10d/store/generation.h>
 #include <farspan/c10d/store/prefix_store.h>
 #include <farspan/c10d/store/rendezvous.h>
@@ -70,50 +67,17 @@ dist::Rendezvous meeting_place(const WorkerOptions& options) {
   return {options.store, member.rank, member.world_size};
 }
 
-// The address of this host on the way to the store's.
-std::string address_towards(const dist::Store& store) {
-  const std::string address = store.address();
-  const auto unknown = [&] {
-    return Error(Code::kInvalidArgument, "no address of this host is known that other hosts reach")
-        .operation("init_rpc")
-        .advice("set WorkerOptions::bind_host");
-  };
-  // "tcp://host:port", and what may follow: "redis://host:port/0?prefix=job".
-  const auto begin = address.find("://");
-  if (begin == std::string::npos || address.starts_with("file:")) throw unknown();
-  const std::string place =
-      address.substr(begin + 3, address.find_first_of("/? ", begin + 3) - begin - 3);
-  const auto colon = place.rfind(':');
-  if (colon == std::string::npos) throw unknown();
-  std::string host = place.substr(0, colon);
-  if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(host.c_str(), place.substr(colon + 1).c_str(), &hints, &found) != 0) {
-    throw unknown();
-  }
-  // Connecting a datagram socket sends nothing, but chooses the way.
-  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_storage mine{};
-  socklen_t size = sizeof mine;
-  char text[NI_MAXHOST] = "";
-  const bool ok = fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-                  getsockname(fd, reinterpret_cast<sockaddr*>(&mine), &size) == 0 &&
-                  getnameinfo(reinterpret_cast<const sockaddr*>(&mine), size, text, sizeof text,
-                              nullptr, 0, NI_NUMERICHOST) == 0;
-  if (fd >= 0) close(fd);
-  freeaddrinfo(found);
-  if (!ok) throw unknown();
-  return text;
-}
-
 // Loopback while all share this host; else the address by which this host reaches the store.
 std::string choose_bind_host(dist::Store& store, const dist::Rendezvous& job, Deadline deadline) {
   const std::string mine = net::host_id();
   const auto hosts = exchange(store, "host", job.rank, job.world_size, mine, deadline);
   const bool one_host =
       std::all_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host == mine; });
-  return one_host ? "127.0.0.1" : address_towards(*job.store);
+  if (one_host) return "127.0.0.1";
+  if (auto own = dist::address_towards(*job.store)) return *own;
+  throw Error(Code::kInvalidArgument, "no address of this host is known that other hosts reach")
+      .operation("init_rpc")
+      .advice("set WorkerOptions::bind_host");
 }
 
 void check_names(const std::vector<agent::PeerRecord>& records, int self) {

@@ -1,4 +1,5 @@
-// farspan's collectives among processes of this host: collectives_bench --world N.
+// farspan's collectives among processes of this host: collectives_bench --world N [--hosts H]. With
+// H above 1 they are like processes of so many hosts.
 #include <farspan/farspan.h>
 
 #include <ATen/ATen.h>
@@ -14,8 +15,9 @@ using at::Tensor;
 
 namespace {
 
-void measure(int rank, int world) {
+void measure(int rank, int world, int hosts) {
   at::set_num_threads(1);
+  if (hosts > 1) setenv("FARSPAN_HOST_ID", std::to_string(rank % hosts).c_str(), 1);
   dist::init_process_group("cpu");
   const auto run = [&](const std::string& what, size_t floats, const auto& work) {
     const double us = bench::time_of_collective(floats * 4, work, [] { dist::barrier(); });
@@ -52,9 +54,12 @@ void measure(int rank, int world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3 || std::string_view(argv[1]) != "--world") {
-    std::fprintf(stderr, "usage: %s --world N\n", argv[0]);
+  const bool has_world = argc >= 3 && std::string_view(argv[1]) == "--world";
+  const bool has_hosts = argc == 5 && std::string_view(argv[3]) == "--hosts";
+  if (!has_world || !(argc == 3 || has_hosts)) {
+    std::fprintf(stderr, "usage: %s --world N [--hosts H]\n", argv[0]);
     return 2;
   }
-  farspan::spawn(std::atoi(argv[2]), measure);
+  const int hosts = has_hosts ? std::atoi(argv[4]) : 1;
+  farspan::spawn(std::atoi(argv[2]), [hosts](int rank, int world) { measure(rank, world, hosts); });
 }

@@ -2,11 +2,11 @@
 // inputs of all ranks.
 #include "conformance/collective_suite.h"
 
+#include <farspan/c10d/group/point_to_point.h>
 #include <farspan/c10d/group/tensor_block.h>
 
-#include <ATen/ops/stack.h>
-
 #include <string>
+#include <tuple>
 
 namespace farspan::testing {
 namespace {
@@ -96,11 +96,13 @@ std::string about(ReduceOp::Kind op, at::ScalarType type, int64_t count, int ran
          c10::toString(type) + " over " + std::to_string(ranks) + " ranks";
 }
 
+bool all_combinations() { return std::getenv("FARSPAN_ALL_COMBINATIONS") != nullptr; }
+
 // Calls `body` with each operation and type that make sense, and sizes in turn: every pair of two
 // of the three is met over all worlds. With FARSPAN_ALL_COMBINATIONS set, all of them.
 void for_reductions(int ranks,
                     const std::function<void(ReduceOp::Kind, at::ScalarType, int64_t)>& body) {
-  static const bool all = std::getenv("FARSPAN_ALL_COMBINATIONS") != nullptr;
+  static const bool all = all_combinations();
   size_t turn = static_cast<size_t>(ranks);
   for (const ReduceOp::Kind op : kOps) {
     for (const at::ScalarType type : kTypes) {
@@ -299,6 +301,29 @@ TEST_P(CollectiveSuite, AllToAllOfUnequalSizes) {
   }
 }
 
+TEST_P(CollectiveSuite, PartsOfListsMayDifferInSize) {
+  for (const int ranks : {1, 3, 4}) {
+    on_each(ranks, [ranks](int rank) {
+      for (const int64_t step : {1, 300, 40'000}) {
+        const auto count = [&](int from, int to) { return step * ((from * 3 + to) % 4); };
+        std::vector<Tensor> parts, in, out, want;
+        const Tensor sum = at::zeros({rank * step}, at::kInt), got = at::zeros_like(sum);
+        for (int other = 0; other < ranks; ++other) {
+          parts.push_back(input_of(rank, other * step, at::kInt, other));
+          sum.add_(input_of(other, rank * step, at::kInt, rank));
+          in.push_back(input_of(rank, count(rank, other), at::kInt, other));
+          want.push_back(input_of(other, count(other, rank), at::kInt, rank));
+          out.push_back(at::zeros_like(want.back()));
+        }
+        dist::reduce_scatter(got, parts);
+        EXPECT_TRUE(at::equal(got, sum)) << "reduce_scatter " << step;
+        dist::all_to_all(out, in);
+        EXPECT_TRUE(at::equal(at::cat(out), at::cat(want))) << "all_to_all " << step;
+      }
+    });
+  }
+}
+
 // More chunks than a rank may be ahead of the others, and the last one short.
 TEST_P(CollectiveSuite, LargeTensors) {
   for (const int ranks : {2, 3}) {
@@ -340,6 +365,36 @@ TEST_P(CollectiveSuite, LargeTensors) {
   }
 }
 
+// Sizes that 32 bits do not hold, at every place where they are counted in bytes or in elements.
+TEST_P(CollectiveSuite, MoreThanTwoGibibytes) {
+  if (!all_combinations()) GTEST_SKIP() << "it needs 5 GiB: set FARSPAN_ALL_COMBINATIONS";
+  constexpr int64_t kCount = (int64_t{1} << 31) + 4099;
+  on_each(2, [](int rank) {
+    const Tensor x = at::empty({kCount}, at::kChar);
+    const auto fill = [&] { x.fill_(rank + 1).narrow(0, kCount - 7, 7).fill_(10 * (rank + 1)); };
+    const auto holds = [](const Tensor& tensor, int most, int last) {
+      for (const Tensor& piece : tensor.narrow(0, 0, kCount - 7).split(int64_t{64} << 20)) {
+        if (!piece.eq(most).all().item<bool>()) return false;
+      }
+      return tensor.narrow(0, kCount - 7, 7).eq(last).all().item<bool>();
+    };
+    fill();
+    dist::all_reduce(x);
+    EXPECT_TRUE(holds(x, 3, 30)) << "all_reduce";
+    fill();
+    dist::broadcast(x, 1);
+    EXPECT_TRUE(holds(x, 2, 20)) << "broadcast";
+    fill();
+    if (rank == 0) {
+      dist::send(x, 1);
+    } else {
+      dist::recv(x, 0);
+      EXPECT_TRUE(holds(x, 1, 10)) << "send";
+    }
+    dist::barrier();
+  });
+}
+
 TEST_P(CollectiveSuite, TensorsMayBeStridedInAnyWay) {
   on_each(3, [](int rank) {
     const Tensor whole = at::zeros({40, 50});
@@ -356,6 +411,39 @@ TEST_P(CollectiveSuite, TensorsMayBeStridedInAnyWay) {
     const Tensor mirrored = at::_conj(number);
     dist::all_reduce(mirrored);
     EXPECT_TRUE(at::equal(number, at::full({4}, c10::complex<double>(3, 3)))) << "through a view";
+  });
+}
+
+TEST_P(CollectiveSuite, TensorsOfListsMayBeStridedInAnyWay) {
+  on_each(3, [](int rank) {
+    const auto strided = [](const Tensor& values) {
+      return at::zeros({30, 40}).t().slice(1, 0, 30, 2).copy_(values);
+    };
+    const auto of = [](int r) { return input_of(r, 600, at::kFloat).view({40, 15}); };
+    const auto places = [&] {
+      std::vector<Tensor> all;
+      for (int other = 0; other < 3; ++other) all.push_back(strided(at::zeros({40, 15})));
+      return all;
+    };
+    const std::vector<Tensor> list = places(), gathered = places(), out = places(), nothing;
+    const Tensor own = strided(of(rank)), place = strided(at::zeros({40, 15}));
+    dist::all_gather(list, own);
+    dist::gather(own, rank == 0 ? gathered : nothing, 0);
+    dist::all_to_all(out, {own, own, own});
+    for (int other = 0; other < 3; ++other) {
+      const auto at_rank = static_cast<size_t>(other);
+      EXPECT_TRUE(at::equal(list[at_rank], of(other))) << "all_gather";
+      EXPECT_TRUE(rank != 0 || at::equal(gathered[at_rank], of(other))) << "gather";
+      EXPECT_TRUE(at::equal(out[at_rank], of(other))) << "all_to_all";
+    }
+    dist::scatter(place, rank == 1 ? list : nothing, 1);
+    EXPECT_TRUE(at::equal(place, of(rank))) << "scatter";
+    dist::reduce_scatter(place, list);
+    EXPECT_TRUE(at::equal(place, of(rank) * 3)) << "reduce_scatter";
+    dist::reduce(own, 2);
+    EXPECT_TRUE(at::equal(own, rank == 2 ? of(0) + of(1) + of(2) : of(rank))) << "reduce";
+    dist::broadcast(own, 2);
+    EXPECT_TRUE(at::equal(own, of(0) + of(1) + of(2))) << "broadcast";
   });
 }
 
@@ -381,23 +469,90 @@ TEST_P(CollectiveSuite, ManyTensorsInOneOperation) {
   });
 }
 
-TEST_P(CollectiveSuite, SparseTensorsAreSummed) {
-  for (const int ranks : {1, 2, 4}) {
+TEST_P(CollectiveSuite, ManyTensorsAreGatheredAndScatteredInOneOperation) {
+  for (const int ranks : {1, 3, 4}) {
     on_each(ranks, [ranks](int rank) {
-      // Rank r has r entries, some of them twice.
-      const auto make = [](int r) {
-        const Tensor at_rows = at::arange(r) % 3, columns = at::arange(r) % 2;
-        return at::sparse_coo_tensor(at::stack({at_rows, columns}), at::ones({r, 2}) * (r + 1),
-                                     {3, 2, 2});
+      const auto input = [](int r) {
+        return std::vector<Tensor>{input_of(r, 6, at::kInt).reshape({2, 3}).t(),
+                                   input_of(r, 0, at::kInt), input_of(r, 5000, at::kInt)};
       };
-      Tensor dense = at::zeros({3, 2, 2});
-      for (int other = 0; other < ranks; ++other) dense += make(other).to_dense();
-      const Tensor own = make(rank);
-      dist::all_reduce(own);
-      EXPECT_TRUE(own.is_sparse());
-      EXPECT_TRUE(at::equal(own.to_dense(), dense));
+      std::vector<Tensor> outputs, parts;
+      for (const Tensor& one : input(0)) {
+        outputs.push_back(at::zeros({ranks * one.numel()}, at::kInt));
+        parts.push_back(at::zeros({one.numel()}, at::kInt));
+      }
+      dist::all_gather_into_tensor_coalesced(outputs, input(rank));
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        std::vector<Tensor> want;
+        for (int r = 0; r < ranks; ++r) want.push_back(input(r)[i].reshape({-1}));
+        EXPECT_TRUE(at::equal(outputs[i], at::cat(want))) << i;
+      }
+      dist::reduce_scatter_tensor_coalesced_async(parts, outputs).wait();
+      for (size_t i = 0; i < parts.size(); ++i) {
+        EXPECT_TRUE(at::equal(parts[i], ranks * input(rank)[i].reshape({-1}))) << i;
+      }
+      const auto refused = [&](const std::vector<Tensor>& out) {
+        EXPECT_EQ(code_of([&] { dist::all_gather_into_tensor_coalesced(out, input(rank)); }),
+                  Code::kInvalidArgument);
+      };
+      refused({outputs[0], outputs[1]});
+      refused({outputs[0], outputs[0], outputs[2]});
+      refused({outputs[0], outputs[1], outputs[2].to(at::kFloat)});
     });
   }
+}
+
+// Many of each under way at once.
+TEST_P(CollectiveSuite, EveryOperationHasAnAsynchronousForm) {
+  on_each(3, [](int rank) {
+    constexpr int64_t kPart = 700;
+    const bool is_first = rank == 0;
+    std::vector<dist::Work> works;
+    std::vector<std::tuple<std::string, Tensor, Tensor>> results;
+    const auto expect = [&](const char* operation, dist::Work work, Tensor got, Tensor want) {
+      works.push_back(std::move(work));
+      results.emplace_back(operation, std::move(got), std::move(want));
+    };
+    for (int64_t salt = 0; salt < 25; ++salt) {
+      const auto all = inputs(3, kPart, at::kInt, salt);
+      const Tensor& own = all[static_cast<size_t>(rank)];
+      const Tensor sum = all[0] + all[1] + all[2], joined = at::cat(all);
+      const auto whole = [] { return at::zeros({3 * kPart}, at::kInt); };
+      const auto at_first = [&](const Tensor& tensor) {
+        return is_first ? tensor.split(kPart) : std::vector<Tensor>();
+      };
+      Tensor x = own.clone();
+      expect("broadcast", dist::broadcast_async(x, 1), x, all[1]);
+      x = own.clone();
+      expect("reduce", dist::reduce_async(x, 0), x, is_first ? sum : own);
+      x = own.clone();
+      expect("all_reduce_coalesced", dist::all_reduce_coalesced_async({x}), x, sum);
+      x = whole();
+      expect("all_gather", dist::all_gather_async(x.split(kPart), own), x, joined);
+      x = whole();
+      expect("all_gather_into_tensor", dist::all_gather_into_tensor_async(x, own), x, joined);
+      x = whole();
+      expect("all_gather_into_tensor_coalesced",
+             dist::all_gather_into_tensor_coalesced_async({x}, {own}), x, joined);
+      x = whole();
+      expect("gather", dist::gather_async(own, at_first(x), 0), x, is_first ? joined : whole());
+      x = at::zeros_like(own);
+      expect("scatter", dist::scatter_async(x, at_first(joined), 0), x, own);
+      x = at::zeros_like(own);
+      expect("reduce_scatter", dist::reduce_scatter_async(x, joined.split(kPart)), x, own * 3);
+      x = at::zeros_like(own);
+      expect("reduce_scatter_tensor", dist::reduce_scatter_tensor_async(x, joined), x, own * 3);
+      x = whole();
+      expect("all_to_all", dist::all_to_all_async(x.split(kPart), {own, own, own}), x, joined);
+      x = whole();
+      expect("all_to_all_single", dist::all_to_all_single_async(x, at::cat({own, own, own})), x,
+             joined);
+    }
+    for (const dist::Work& work : works) work.wait();
+    for (const auto& [operation, got, want] : results) {
+      EXPECT_TRUE(at::equal(got, want)) << operation;
+    }
+  });
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ namespace {
 using Body = std::function<void(int rank)>;
 
 dist::Group make_cpu_group(const std::shared_ptr<dist::Store>& store, int rank, int ranks,
-                           Millis timeout) {
-  auto backend = dist::testing::join_job(store, rank, ranks);
+                           Millis timeout, const std::string& host_id) {
+  auto backend = dist::testing::join_job(store, rank, ranks, host_id);
   return std::make_shared<dist::ProcessGroup>(dist::testing::whole_job(rank, ranks), rank,
                                               std::move(backend), timeout);
 }
@@ -44,22 +44,25 @@ void run_fake(int ranks, Millis timeout, const Body& body) {
 }
 
 void run_cpu_rank(const std::shared_ptr<dist::Store>& store, int rank, int ranks, Millis timeout,
-                  const Body& body) {
+                  const Body& body, const std::string& host_id) {
   try {
-    const dist::CurrentGroup current(make_cpu_group(store, rank, ranks, timeout));
+    const dist::CurrentGroup current(make_cpu_group(store, rank, ranks, timeout, host_id));
     run_and_wait_for_the_others(rank, ranks, body, *store);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << rank << ": " << error.what();
   }
 }
 
-void run_cpu_in_threads(int ranks, Millis timeout, const Body& body) {
-  const auto store = std::make_shared<dist::HashStore>();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { run_cpu_rank(store, rank, ranks, timeout, body); });
-  }
-  for (std::thread& thread : threads) thread.join();
+RunRanks cpu_in_threads(const dist::testing::HostOf& host_of) {
+  return [host_of](int ranks, Millis timeout, const Body& body) {
+    const auto store = std::make_shared<dist::HashStore>();
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back(
+          [&, rank] { run_cpu_rank(store, rank, ranks, timeout, body, host_of(rank)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
 }
 
 // Copies of this process, which has no threads then; LibTorch runs single-threaded here.
@@ -71,7 +74,7 @@ void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
     ASSERT_GE(pid, 0);
     if (pid == 0) {
       run_cpu_rank(std::make_shared<dist::FileStore>(folder.file("store")), rank, ranks, timeout,
-                   body);
+                   body, "");
       std::fflush(stdout);
       _exit(::testing::Test::HasFailure() ? 1 : 0);
     }
@@ -84,15 +87,20 @@ void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite,
-                         ::testing::Values(BackendKind{"Fake", run_fake},
-                                           BackendKind{"CpuInThreads", run_cpu_in_threads},
-                                           BackendKind{"CpuInProcesses", run_cpu_in_processes}),
-                         [](const auto& kind) { return kind.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Each, CollectiveSuite,
+    ::testing::Values(BackendKind{"Fake", run_fake},
+                      BackendKind{"CpuInThreads", cpu_in_threads(dist::testing::one_host)},
+                      BackendKind{"CpuHosts", cpu_in_threads(dist::testing::own_host)},
+                      BackendKind{"CpuMixed", cpu_in_threads(dist::testing::mixed_hosts)},
+                      BackendKind{"CpuInProcesses", run_cpu_in_processes}),
+    [](const auto& kind) { return kind.param.name; });
 
-// LibTorch's own threads would not survive a fork.
-const bool single_threaded = [] {
+// LibTorch's own threads would not survive a fork. And between hosts what is large begins early.
+const bool is_set_up = [] {
   at::set_num_threads(1);
+  setenv("FARSPAN_CPU_PIECE_BYTES", "65536", 1);
+  setenv("FARSPAN_CPU_STRIPE_BYTES", "200000", 1);
   return true;
 }();
 

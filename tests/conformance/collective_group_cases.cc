@@ -2,12 +2,15 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <filesystem>
 #include <thread>
 
+#include <farspan/c10d/group/subgroups.h>
 #include <farspan/c10d/group/values.h>
 #include <farspan/c10d/values/codec_struct.h>
 
 #include "conformance/collective_suite.h"
+#include "support/eventually.h"
 
 namespace farspan::testing {
 namespace {
@@ -49,6 +52,16 @@ TEST_P(CollectiveSuite, AsynchronousOperationsRunInTheOrderOfTheCalls) {
   });
 }
 
+TEST_P(CollectiveSuite, ABarrierComesAfterAllThatWasCalledBefore) {
+  on_each(3, [](int) {
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 50; ++i) tensors.push_back(at::ones({1 + i * 1000}));
+    for (const Tensor& one : tensors) dist::all_reduce_async(one);
+    dist::barrier();
+    for (const Tensor& one : tensors) EXPECT_TRUE(at::equal(one, at::full_like(one, 3)));
+  });
+}
+
 TEST_P(CollectiveSuite, OperationsGoOnWhileNobodyWaits) {
   on_each(2, [](int) {
     const Tensor big = at::ones({1'000'000});
@@ -83,6 +96,93 @@ TEST_P(CollectiveSuite, GroupsOfSomeRanksWorkBesideEachOther) {
       EXPECT_EQ(list[0].item<float>(), 2);  // in the group's order
       EXPECT_EQ(list[2].item<float>(), 0);
     }
+    dist::barrier();
+  });
+}
+
+TEST_P(CollectiveSuite, AGroupKnowsItsRanksInTheDefaultGroup) {
+  on_each(3, [](int rank) {
+    const auto some = dist::new_group({2, 0});
+    EXPECT_EQ(dist::get_rank(some), std::vector<int>({1, -1, 0})[static_cast<size_t>(rank)]);
+    EXPECT_EQ(dist::get_world_size(some), 2);
+    EXPECT_EQ(some->ranks(), (std::vector<int>{2, 0}));
+    EXPECT_EQ(some->group_rank(2), 0);
+    EXPECT_EQ(some->global_rank(1), 0);
+    EXPECT_EQ(code_of([&] { some->group_rank(1); }), Code::kInvalidArgument);
+    EXPECT_EQ(code_of([&] { some->global_rank(2); }), Code::kInvalidArgument);
+    EXPECT_EQ(some->backend_name(), rank == 1 ? "none" : dist::default_group()->backend_name());
+  });
+}
+
+TEST_P(CollectiveSuite, EachGroupCountsItsOwnCalls) {
+  on_each(3, [](int rank) {
+    const auto some = dist::new_group({0, 2});
+    dist::barrier();
+    for (int i = 0; rank != 1 && i < 4; ++i) dist::barrier({.group = some});
+    EXPECT_EQ(dist::default_group()->sequence(), 1u);
+    EXPECT_EQ(some->sequence(), rank == 1 ? 0u : 4u);
+  });
+}
+
+TEST_P(CollectiveSuite, EachGroupHasATimeoutOfItsOwn) {
+  on_each(2, [](int rank) {
+    const auto hasty = dist::new_group({0, 1}, std::chrono::milliseconds(50)),
+               other = dist::new_group({0, 1});
+    EXPECT_EQ(other->timeout(), dist::default_group()->timeout());
+    other->set_timeout(std::chrono::milliseconds(60));
+    for (const auto& group : {hasty, other}) {
+      if (rank == 1) continue;
+      const TimePoint begun = Clock::now();
+      const Error error = error_of([&] { dist::barrier({.group = group}); });
+      EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1"));
+      EXPECT_GE(Clock::now() - begun, group->timeout());
+      EXPECT_LT(Clock::now() - begun, std::chrono::seconds(20));
+    }
+    dist::barrier();
+  });
+}
+
+TEST_P(CollectiveSuite, ThreadsUseGroupsOfTheirOwnAtOnce) {
+  constexpr size_t kThreads = 4;
+  on_each(2, [](int) {
+    std::vector<dist::Group> groups;
+    std::vector<Tensor> sums;
+    for (size_t i = 0; i < kThreads; ++i) {
+      groups.push_back(dist::new_group({0, 1}));
+      sums.push_back(at::ones({static_cast<int64_t>(i) * 3000 + 1}, at::kLong));
+    }
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        for (int turn = 0; turn < 40; ++turn) dist::all_reduce(sums[i], {.group = groups[i]});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const Tensor& one : sums) {
+      EXPECT_TRUE(at::equal(one, at::full_like(one, int64_t{1} << 40)));
+    }
+  });
+}
+
+int descriptors() {
+  const std::filesystem::directory_iterator open("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(open), end(open)));
+}
+
+TEST_P(CollectiveSuite, GroupsThatAreGoneKeepNoDescriptors) {
+  constexpr int kGroups = 30;
+  on_each(3, [](int) {
+    const auto use_one = [] {
+      const auto group = dist::new_group({2, 1, 0});
+      dist::all_reduce(at::ones({50'000}), {.group = group});
+    };
+    use_one();
+    dist::barrier();
+    const int before = descriptors();
+    dist::barrier();
+    for (int i = 0; i < kGroups; ++i) use_one();
+    EXPECT_TRUE(eventually([&] { return descriptors() < before + kGroups; }));
     dist::barrier();
   });
 }
@@ -129,6 +229,43 @@ TEST_P(CollectiveSuite, ValuesOfAnyKindAndSize) {
   }
 }
 
+TEST_P(CollectiveSuite, ValuesMayStayAmongSomeRanks) {
+  on_each(3, [](int rank) {
+    const dist::CollectiveOptions among = {.group = dist::new_group({2, 0})};
+    if (rank == 1) {
+      EXPECT_EQ(code_of([&] { dist::all_gather_value(1, among); }), Code::kInvalidArgument);
+      return;
+    }
+    using Numbers = std::vector<int64_t>;
+    EXPECT_EQ(dist::all_gather_value(int64_t{rank}, among), (Numbers{2, 0}));
+    EXPECT_EQ(dist::gather_value(int64_t{rank}, 0, among), rank == 0 ? Numbers({2, 0}) : Numbers());
+    std::string word = "of " + std::to_string(rank);
+    dist::broadcast_value(word, 2, among);
+    EXPECT_EQ(word, "of 2");
+    const Numbers for_all = rank == 0 ? Numbers{20, 10} : Numbers{};
+    EXPECT_EQ(dist::scatter_value(for_all, 0, among), rank == 2 ? 20 : 10);
+  });
+}
+
+TEST_P(CollectiveSuite, AWrongNumberOfValuesToScatterIsRefusedBeforeAnythingIsSent) {
+  on_each(2, [](int rank) {
+    using Numbers = std::vector<int64_t>;
+    const auto refused = [](const Numbers& values) {
+      const Error error =
+          error_of([&] { dist::scatter_value(values, 0, {.timeout = Millis(2000)}); });
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+    };
+    if (rank == 0) {
+      for (const Numbers& values : {Numbers{}, Numbers{1}, Numbers{1, 2, 3}}) refused(values);
+    } else {
+      refused({1, 2});
+    }
+    // Expect: nobody was told, and the group can be used on.
+    EXPECT_EQ(dist::scatter_value(rank == 0 ? Numbers{20, 10} : Numbers{}, 0), 20 - rank * 10);
+    EXPECT_EQ(dist::all_gather_value(int64_t{rank}), (Numbers{0, 1}));
+  });
+}
+
 TEST_P(CollectiveSuite, ValuesOfAnotherTypeAreRefused) {
   on_each(2, [](int rank) {
     const Error error = error_of([&] {
@@ -171,6 +308,50 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
                                 rank == 0 ? more : one);
       },
       "rank 0 sends 2 elements to rank 1, which expects 1");
+}
+
+TEST_P(CollectiveSuite, SizesThatDifferAreToldInEveryOperation) {
+  const auto ones = [](int64_t count) { return at::ones({count}); };
+  const auto two = [&](bool are_there) {
+    return are_there ? std::vector<Tensor>{ones(2), ones(2)} : std::vector<Tensor>();
+  };
+  const std::function<void(int)> calls[] = {
+      [&](int rank) { dist::broadcast(ones(2 + rank), 0); },
+      [&](int rank) { dist::reduce(ones(2 + rank), 0); },
+      [&](int rank) { dist::all_gather_into_tensor(ones(4 + 2 * rank), ones(2 + rank)); },
+      [&](int rank) { dist::gather(ones(2 + rank), two(rank == 0), 0); },
+      [&](int rank) { dist::scatter(ones(2 + rank), two(rank == 0), 0); },
+      [&](int rank) { dist::reduce_scatter_tensor(ones(2 + rank), ones(4 + 2 * rank)); },
+      [&](int rank) { dist::all_to_all_single(ones(4 + 2 * rank), ones(4 + 2 * rank)); }};
+  for (const auto& call : calls) {
+    on_each(2, [&](int rank) {
+      const Error error = error_of([&] { call(rank); });
+      EXPECT_EQ(error.code(), Code::kShapeMismatch) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1"));
+    });
+  }
+}
+
+TEST_P(CollectiveSuite, AFailureThatNobodyWaitsForIsToldByTheNextCall) {
+  on_each(2, [](int rank) {
+    const dist::Work work = dist::all_reduce_async(at::ones({2 + rank}));
+    EXPECT_EQ(code_of([] { dist::barrier(); }), Code::kShapeMismatch);
+    EXPECT_EQ(code_of([&] { work.wait(); }), Code::kShapeMismatch);
+    EXPECT_TRUE(work.is_completed());
+    EXPECT_FALSE(work.is_success());
+  });
+}
+
+TEST_P(CollectiveSuite, AfterAFailureTheOthersMakeAGroupOfTheirOwn) {
+  on_each(3, [](int rank) {
+    EXPECT_EQ(code_of([&] { dist::all_reduce(at::ones({2 + rank % 2})); }), Code::kShapeMismatch);
+    EXPECT_EQ(dist::default_group()->failure()->code(), Code::kShapeMismatch);
+    if (rank == 1) return;
+    const auto left = dist::new_group({0, 2});
+    const Tensor x = at::full({3}, rank + 1.0);
+    dist::all_reduce(x, {.group = left});
+    EXPECT_EQ(x[0].item<float>(), 4);
+  });
 }
 
 TEST_P(CollectiveSuite, NumbersOfTensorsAndSparseDimensionsMustAgree) {
@@ -234,6 +415,52 @@ TEST_P(CollectiveSuite, InferenceTensorsMayTakePart) {
   });
 }
 
+TEST_P(CollectiveSuite, AGroupIsSplitByColorAndKey) {
+  on_each(4, [](int rank) {
+    const auto sum = [rank](const dist::Group& group) {
+      const Tensor x = at::full({1}, 1.0 + rank);
+      dist::all_reduce(x, {.group = group});
+      return x.item<float>();
+    };
+    // Ranks 0 and 3 share one; 1 is alone; 2 declines.
+    const int color = std::vector<int>{7, 5, -1, 7}[static_cast<size_t>(rank)];
+    const dist::Group own = dist::split_group(color, /*key=*/-rank);
+    if (rank == 2) {
+      EXPECT_EQ(dist::get_rank(own), -1);
+      EXPECT_EQ(code_of([&] { sum(own); }), Code::kInvalidArgument);
+    } else {
+      EXPECT_EQ(own->ranks(), rank == 1 ? std::vector<int>{1} : (std::vector<int>{3, 0}));
+      EXPECT_EQ(sum(own), rank == 1 ? 2 : 5);
+    }
+    const dist::Group pair = dist::split_group({{0, 2}, {3, 1}});
+    EXPECT_EQ(sum(pair), rank % 2 == 0 ? 4 : 6);
+    // A group of a group.
+    const dist::Group half = dist::split_group(pair->rank(), 0, {.parent = pair});
+    EXPECT_EQ(half->ranks(), std::vector<int>{rank});
+    EXPECT_EQ(sum(half), 1 + rank);
+  });
+}
+
+TEST_P(CollectiveSuite, ManyGroupsAreMadeAtOnce) {
+  on_each(4, [](int rank) {
+    const dist::Subgroups two = dist::new_subgroups(2);
+    ASSERT_EQ(two.all.size(), 2);
+    EXPECT_EQ(two.own, two.all[static_cast<size_t>(rank / 2)]);
+    EXPECT_EQ(two.own->ranks(), rank < 2 ? (std::vector<int>{0, 1}) : (std::vector<int>{2, 3}));
+    const Tensor x = at::full({1}, 1.0 + rank);
+    dist::all_reduce(x, {.group = two.own});
+    EXPECT_EQ(x.item<float>(), rank < 2 ? 3 : 7);
+    const dist::Subgroups some = dist::new_subgroups_by_enumeration({{3}, {0, 2}});
+    EXPECT_EQ(some.own, rank == 1 ? nullptr : some.all[rank == 3 ? 0 : 1]);
+    EXPECT_EQ(code_of([] { dist::new_subgroups(3); }), Code::kInvalidArgument);
+    EXPECT_EQ(code_of([] { dist::split_group({{0, 1}, {1, 2}}); }), Code::kInvalidArgument);
+    EXPECT_EQ(code_of([] {
+                dist::new_subgroups_by_enumeration({{0, 9}});
+              }),
+              Code::kInvalidArgument);
+  });
+}
+
 TEST_P(CollectiveSuite, ACallbackMayCallTheGroupAgain) {
   on_each(2, [](int) {
     const dist::Group group = dist::default_group();  // the callback may run on another thread
@@ -265,15 +492,17 @@ TEST_P(CollectiveSuite, WhoLeavesAGroupIsNamedToThoseThatNeedHim) {
 }
 
 TEST_P(CollectiveSuite, LeavingEndsWhatIsUnderWayHere) {
-  on_each(2, [](int rank) {
-    if (rank != 0) return;
-    const auto group = dist::new_group({0, 1});
-    const dist::Work work = dist::barrier_async({.group = group});
-    group->shutdown();
-    const Code code = code_of([&] { work.wait(); });
-    EXPECT_TRUE(code == Code::kShutdown) << static_cast<int>(code);
-    EXPECT_EQ(code_of([&] { dist::barrier({.group = group}); }), Code::kShutdown);
-  });
+  for (const int leaver : {0, 1}) {
+    on_each(2, [leaver](int rank) {
+      if (rank != leaver) return;
+      const auto group = dist::new_group({0, 1});
+      const dist::Work work = dist::barrier_async({.group = group});
+      group->shutdown();
+      const Code code = code_of([&] { work.wait(); });
+      EXPECT_TRUE(code == Code::kShutdown) << static_cast<int>(code);
+      EXPECT_EQ(code_of([&] { dist::barrier({.group = group}); }), Code::kShutdown);
+    });
+  }
 }
 
 TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {

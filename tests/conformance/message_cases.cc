@@ -330,5 +330,102 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoDoesNotCome) {
   }
 }
 
+TEST_P(CollectiveSuite, AMonitoredBarrierWithoutItsFirstRankEndsInTime) {
+  on_each(3, [](int rank) {
+    if (rank != 0) {
+      const Error error = error_of([] { dist::monitored_barrier({.timeout = 100ms}); });
+      EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+    }
+    dist::barrier();
+  });
+}
+
+// What a rank gets that comes to a barrier which cannot be left.
+Error missed_barrier(Millis timeout) {
+  const TimePoint began = Clock::now();
+  const Error error = error_of([&] { dist::monitored_barrier({.timeout = timeout}); });
+  EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+  EXPECT_LT(Clock::now() - began, 10s);
+  return error;
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierThatTheOthersGaveUpIsNotLeftByItsFirstRank) {
+  on_each(3, [](int rank) {
+    if (rank == 0) {
+      for (int other : {1, 2}) dist::recv(at::ones({1}), other, {.tag = 8});
+      const Error error = missed_barrier(20s);
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 did not come"));
+    } else {
+      missed_barrier(50ms);
+      dist::send(at::ones({1}), 0, {.tag = 8});
+    }
+    // Expect: the next ones are in step.
+    for (int round = 0; round < 3; ++round) dist::monitored_barrier({.timeout = 20s});
+  });
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierIsNotLeftWhenOneGaveUpWhileAnotherWasWaitedFor) {
+  on_each(3, [](int rank) {
+    if (rank == 1) {
+      missed_barrier(50ms);
+      dist::send(at::ones({1}), 2, {.tag = 8});
+    } else {
+      if (rank == 2) dist::recv(at::ones({1}), 1, {.tag = 8});
+      const Error error = missed_barrier(20s);
+      EXPECT_THAT(error.what(), HasSubstr(rank == 0 ? "rank 1" : "of 3 ranks did not come"));
+    }
+    for (int round = 0; round < 3; ++round) dist::monitored_barrier({.timeout = 20s});
+  });
+}
+
+TEST_P(CollectiveSuite, WhoIsLateForMonitoredBarriersGetsAnErrorForEachAndMeetsTheNext) {
+  on_each(3, [](int rank) {
+    constexpr int kMissed = 3;
+    if (rank == 2) {
+      dist::recv(at::ones({1}), 0, {.tag = 8});
+      for (int missed = 0; missed < kMissed; ++missed) missed_barrier(20s);
+    } else {
+      for (int missed = 0; missed < kMissed; ++missed) missed_barrier(rank == 0 ? 50ms : 20s);
+      if (rank == 0) dist::send(at::ones({1}), 2, {.tag = 8});
+    }
+    for (int round = 0; round < 3; ++round) dist::monitored_barrier({.timeout = 20s});
+  });
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierIsNotMetByACallWithAnotherNumber) {
+  on_each(2, [](int rank) {
+    if (rank == 0) {
+      missed_barrier(50ms);
+      dist::send(at::ones({1}), 1, {.tag = 8});
+      missed_barrier(50ms);  // rank 1 comes to the one before, once
+    } else {
+      dist::recv(at::ones({1}), 0, {.tag = 8});
+      missed_barrier(20s);
+    }
+    dist::barrier();
+    if (rank == 1) missed_barrier(20s);
+    dist::monitored_barrier({.timeout = 20s});
+  });
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierOfSomeRanksNamesThemAsTheDefaultGroupDoes) {
+  on_each(4, [](int rank) {
+    const auto some = dist::new_group({3, 1});
+    if (rank % 2 == 0) {
+      EXPECT_EQ(code_of([&] { dist::monitored_barrier({.group = some}); }), Code::kInvalidArgument);
+    } else {
+      dist::monitored_barrier({.group = some});
+    }
+    if (rank == 3) {
+      const Error error =
+          error_of([&] { dist::monitored_barrier({.group = some, .timeout = 100ms}); });
+      EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 did not come"));
+    }
+    dist::barrier();
+  });
+}
+
 }  // namespace
 }  // namespace farspan::testing

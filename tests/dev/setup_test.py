@@ -112,9 +112,19 @@ def any_package_of_libcurl_will_do_and_none_is_removed(clones):
     assert "--no-remove" in asked[0]
 
 
+def tests_bring_open_mpi_with_them(clones):
+    root = clones.clone("clone")
+    pathlib.Path(f"{clones.apt_log}.missing").write_text("libopenmpi-dev\nopenmpi-bin\n")
+    dev(clones, root, "build")
+    assert not is_asked_for(clones, "install")
+    dev(clones, root, "test", FARSPAN_NEED_STORE_SERVERS="")
+    asked = is_asked_for(clones, "install")
+    assert len(asked) == 1 and asked[0].endswith(" libopenmpi-dev openmpi-bin"), asked
+
+
 def a_demo_needs_nothing_for_stores(clones):
     root = clones.clone("clone")
-    pathlib.Path(f"{clones.apt_log}.missing").write_text("libhiredis-dev\nlibcurl4-openssl-dev\n")
+    pathlib.Path(f"{clones.apt_log}.missing").write_text("libhiredis-dev\nlibcurl4-openssl-dev\nlibopenmpi-dev\n")
     for file in ("examples/one/one.cc", "build/release/examples/one/one"):
         (root / file).parent.mkdir(parents=True)
         (root / file).write_text("#!/bin/sh\n")
@@ -128,7 +138,8 @@ def main():
                  half_a_download_is_made_again, what_is_installed_goes_where_the_caller_says,
                  the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken,
                  an_etcd_that_cannot_be_had_is_a_warning_unless_it_is_needed,
-                 any_package_of_libcurl_will_do_and_none_is_removed, a_demo_needs_nothing_for_stores):
+                 any_package_of_libcurl_will_do_and_none_is_removed, tests_bring_open_mpi_with_them,
+                 a_demo_needs_nothing_for_stores):
         print(rule.__name__, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             rule(Clones(pathlib.Path(sys.argv[1]), folder))

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -13,9 +14,12 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+
+#include "console/whole_file.h"
 
 namespace console {
 namespace {
@@ -162,6 +166,13 @@ TEST(Curves, TheRunningAverageDoesNotLag) {
   EXPECT_EQ(occurrences(svg, middle), 2u) << "once faintly, once in the average";
 }
 
+TEST(Curves, ARunThatGoesOnBeginsAtItsStep) {
+  TrainingCurves curves(40);
+  EXPECT_EQ(curves.add_batch(0.5, 0.25), 40);
+  EXPECT_EQ(curves.add_batch(0.4, 0.35), 41);
+  EXPECT_EQ(curves.panels()[0].series[0].points[1].x, 41);
+}
+
 class CurvesFile : public testing::Test {
  protected:
   CurvesFile() {
@@ -182,6 +193,21 @@ TEST_F(CurvesFile, IsWrittenWholeAndAlone) {
   EXPECT_EQ(text, draw_curves("again", "step", {panel_of({{1, 1}})}));
   const std::filesystem::directory_iterator files(file.parent_path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1);
+}
+
+TEST_F(CurvesFile, IsThereAllTheTimeThatItIsReplaced) {
+  const auto file = folder_ / "file";
+  write_whole_file(file, "text");
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done) {
+      std::ifstream in(file);
+      EXPECT_EQ((std::string{std::istreambuf_iterator<char>(in), {}}), "text");
+    }
+  });
+  for (int i = 0; i < 100; ++i) write_whole_file(file, "text");
+  done = true;
+  reader.join();
 }
 
 TEST_F(CurvesFile, HoldsNumbersWhereItsNameEndsInCsv) {

@@ -56,6 +56,24 @@ TEST_F(Progressing, TheLastLineSaysHowLongTheRunTook) {
   EXPECT_EQ(log.last(), "training 100%  step 10/10  loss 0.5000  128 samples/s  took 0:05\n");
 }
 
+TEST_F(Progressing, ARunThatGoesOnBeginsAtItsStep) {
+  const RecordedTerminal log;
+  ProgressOptions resumed = options(log, 10);
+  resumed.done = 8;
+  {
+    Progress progress(resumed);
+    steps(progress, 2, milliseconds(500));
+  }
+  EXPECT_EQ(log.writes()[0], "training  90%  step 9/10  loss 0.5000  - samples/s  --:-- left\n");
+  EXPECT_EQ(log.last(), "training 100%  step 10/10  loss 0.5000  128 samples/s  took 0:01\n");
+  // Expect: of one with nothing left to do, nothing.
+  const RecordedTerminal quiet;
+  resumed = options(quiet, 10);
+  resumed.done = 10;
+  { Progress progress(resumed); }
+  EXPECT_EQ(quiet.all(), "");
+}
+
 TEST_F(Progressing, ARunThatEndsEarlyIsNotCalledWhole) {
   const RecordedTerminal log;
   Progress progress(options(log, 10));

@@ -4,58 +4,83 @@
 #include <atomic>
 #include <utility>
 
-#include <farspan/c10d/backends/cpu/host/chunks.h>
+#include <farspan/c10d/backends/blocks.h>
 #include <farspan/c10d/backends/cpu/host/collectives.h>
+#include <farspan/c10d/backends/cpu/hosts/collectives.h>
 #include <farspan/c10d/backends/cpu/node.h>
 
 namespace farspan::dist::cpu {
 namespace {
 
-uint64_t hash_of(const std::string& name) noexcept {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char letter : name) hash = (hash ^ static_cast<uint8_t>(letter)) * 0x100000001b3u;
-  return hash;
-}
-
 class CpuBackend final : public Backend {
  public:
   CpuBackend(std::shared_ptr<Node> node, GroupSpec spec)
-      : node_(std::move(node)), spec_(std::move(spec)), id_(hash_of(spec_.name)) {}
+      : node_(std::move(node)),
+        spec_(std::move(spec)),
+        id_(spec_.id()),
+        layout_(node_->hosts_of(spec_.ranks), spec_.rank) {
+    for (const int rank : spec_.ranks) names_.push_back(node_->name_of(rank));
+    for (const int rank : layout_.ranks_on(layout_.own().host)) {
+      near_.push_back(spec_.ranks[static_cast<size_t>(rank)]);
+    }
+  }
 
   std::string_view name() const noexcept override { return "cpu"; }
 
   void broadcast(const Call& call, Block data) override {
-    if (!is_alone()) host::broadcast(team(call), call, data);
+    if (is_alone()) return;
+    perform(
+        call, [&](auto& team) { host::broadcast(team, call, data); },
+        [&](auto& meeting) { hosts::broadcast(meeting, data); });
   }
   void all_reduce(const Call& call, Block data) override {
-    if (!is_alone()) host::all_reduce(team(call), call, data);
+    if (is_alone()) return;
+    perform(
+        call, [&](auto& team) { host::all_reduce(team, call, data); },
+        [&](auto& meeting) { hosts::all_reduce(meeting, data); });
   }
   void reduce(const Call& call, Block data) override {
-    if (!is_alone()) host::reduce(team(call), call, data);
+    if (is_alone()) return;
+    perform(
+        call, [&](auto& team) { host::reduce(team, call, data); },
+        [&](auto& meeting) { hosts::reduce(meeting, data); });
   }
   void all_gather(const Call& call, Block in, std::span<const Block> out) override {
-    if (is_alone()) return host::copy_own(in, out[0], size_of(call.type));
-    host::all_gather(team(call), call, in, out);
+    if (is_alone()) return copy_own(in, out[0], size_of(call.type));
+    perform(
+        call, [&](auto& team) { host::all_gather(team, call, in, out); },
+        [&](auto& meeting) { hosts::all_gather(meeting, in, out); });
   }
   void gather(const Call& call, Block in, std::span<const Block> out) override {
-    if (is_alone()) return host::copy_own(in, out[0], size_of(call.type));
-    host::gather(team(call), call, in, out);
+    if (is_alone()) return copy_own(in, out[0], size_of(call.type));
+    perform(
+        call, [&](auto& team) { host::gather(team, call, in, out); },
+        [&](auto& meeting) { hosts::gather(meeting, in, out); });
   }
   void scatter(const Call& call, std::span<const Block> in, Block out) override {
-    if (is_alone()) return host::copy_own(in[0], out, size_of(call.type));
-    host::scatter(team(call), call, in, out);
+    if (is_alone()) return copy_own(in[0], out, size_of(call.type));
+    perform(
+        call, [&](auto& team) { host::scatter(team, call, in, out); },
+        [&](auto& meeting) { hosts::scatter(meeting, in, out); });
   }
   void reduce_scatter(const Call& call, std::span<const Block> in, Block out) override {
-    if (is_alone()) return host::copy_own(in[0], out, size_of(call.type));
-    host::reduce_scatter(team(call), call, in, out);
+    if (is_alone()) return copy_own(in[0], out, size_of(call.type));
+    perform(
+        call, [&](auto& team) { host::reduce_scatter(team, call, in, out); },
+        [&](auto& meeting) { hosts::reduce_scatter(meeting, in, out); });
   }
   void all_to_all(const Call& call, std::span<const Block> in,
                   std::span<const Block> out) override {
-    if (is_alone()) return host::copy_own(in[0], out[0], size_of(call.type));
-    host::all_to_all(team(call), call, in, out);
+    if (is_alone()) return copy_own(in[0], out[0], size_of(call.type));
+    perform(
+        call, [&](auto& team) { host::all_to_all(team, call, in, out); },
+        [&](auto& meeting) { hosts::all_to_all(meeting, in, out); });
   }
   void barrier(const Call& call) override {
-    if (!is_alone()) host::barrier(team(call), call);
+    if (is_alone()) return;
+    perform(
+        call, [&](auto& team) { host::barrier(team, call); },
+        [&](auto& meeting) { hosts::barrier(meeting); });
   }
 
   Future<int> send(const Message& message, Block data) override {
@@ -73,24 +98,44 @@ class CpuBackend final : public Backend {
 
  private:
   bool is_alone() const noexcept { return spec_.size() == 1; }
+  // Within this host, or among several.
+  template <class Within, class Among>
+  void perform(const Call& call, const Within& within, const Among& among) {
+    Team& here = team(call);
+    if (layout_.hosts() == 1) return within(here);
+    hosts::Meeting meeting(
+        {here, layout_, node_->tuning(), {&node_->post(), channel_of(id_), &spec_, &names_}}, call);
+    try {
+      among(meeting);
+    } catch (...) {  // before this rank takes back what it has offered: others should know why
+      abort(to_error(std::current_exception()));
+      throw;
+    }
+  }
   Team& team(const Call& call);
-  void check_ranks() const;
 
   const std::shared_ptr<Node> node_;
   const GroupSpec spec_;
-  const uint64_t id_;                  // of the group, on lines
+  const uint64_t id_;  // of the group, on lines
+  const hosts::Layout layout_;
+  std::vector<std::string> names_;     // by rank in the group
+  std::vector<int> near_;              // its ranks on this host, in the default group
   std::atomic<Team*> ready_{nullptr};  // team_, for a look without the lock
   Mutex mutex_;
   std::shared_ptr<Team> team_ FARSPAN_GUARDED_BY(mutex_);
   bool left_ FARSPAN_GUARDED_BY(mutex_) = false;
+  bool told_ FARSPAN_GUARDED_BY(mutex_) = false;  // others of a failure
 };
 
 // The first collective connects.
 Team& CpuBackend::team(const Call& call) {
   if (Team* const ready = ready_.load(std::memory_order_acquire)) return *ready;
   try {
-    check_ranks();
-    auto team = node_->make_team(id_, spec_.ranks, call.deadline);
+    if (near_.size() > static_cast<size_t>(kMostRanks)) {
+      throw Error(Code::kUnavailable, std::to_string(near_.size()) + " ranks on one host, and " +
+                                          std::to_string(kMostRanks) + " at most");
+    }
+    auto team = node_->make_team(id_, near_, layout_.ranks_on(layout_.own().host), call.deadline);
     MutexLock lock(mutex_);
     if (left_) throw Error(Code::kShutdown, "this rank has left the group");
     team_ = std::move(team);
@@ -98,35 +143,26 @@ Team& CpuBackend::team(const Call& call) {
     return *team_;
   } catch (const Error& error) {
     // The others do not share any memory with this rank in which they could see that.
-    node_->tell_failure(id_, spec_.ranks, error);
+    abort(error);
     throw;
-  }
-}
-
-void CpuBackend::check_ranks() const {
-  if (spec_.size() > kMostRanks) {
-    throw Error(Code::kUnavailable, std::to_string(spec_.size()) + " ranks on one host, and " +
-                                        std::to_string(kMostRanks) + " at most");
-  }
-  for (const int rank : spec_.ranks) {
-    if (!node_->shares_host(rank)) {
-      throw Error(Code::kUnavailable, node_->name_of(rank) + " is on another host");
-    }
   }
 }
 
 // In the group's memory, for those that are in a collective; and by messages, for those that have
 // not got that memory, or wait for a message. One rank tells all.
 void CpuBackend::abort(const Error& why) noexcept {
-  bool is_told = false;
+  bool others_tell = false;
   {
     MutexLock lock(mutex_);
-    if (left_) return;  // what ends here now is no failure of the others'
+    if (left_ || std::exchange(told_, true)) return;  // that a rank has left is no failure
     if (team_) team_->fail(why);
-    is_told = team_ && team_->have_met() && !team_->failed_first();
+    // Whoever was first among those that share the memory tells all.
+    others_tell = team_ && team_->have_met() && !team_->failed_first();
   }
-  if (!is_told) node_->tell_failure(id_, spec_.ranks, why);
+  if (others_tell) node_->note_failure(id_, why);
+  node_->tell_failure(id_, spec_.ranks, why);
   node_->post().fail(id_, why);
+  node_->post().fail(channel_of(id_), why);
 }
 
 // Others may still be at this rank's last call, and need nothing more of it.
@@ -138,17 +174,15 @@ void CpuBackend::leave() noexcept {
     if (team_) team_->leave();
   }
   node_->post().leave(id_, spec_);
-  if (is_alone()) return;
-  if (!ready_.load()) node_->tell_left(id_, spec_.ranks.front());
+  node_->post().leave(channel_of(id_), spec_);
+  if (!is_alone() && !ready_.load()) node_->tell_left(id_, near_.front());
   node_->forget(id_);
 }
 
 }  // namespace
 
 std::shared_ptr<Backend> make_cpu_backend(const BackendContext& context) {
-  auto node =
-      Node::make(*context.store, context.group.rank, context.group.size(), context.deadline);
-  return std::make_shared<CpuBackend>(std::move(node), context.group);
+  return std::make_shared<CpuBackend>(Node::make(context), context.group);
 }
 
 }  // namespace farspan::dist::cpu

@@ -1,6 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// The cpu backend: ranks of one host through shared memory. c10d/backends/cpu/README.md has how.
+// The cpu backend: ranks of one host through shared memory, hosts through TCP.
+// c10d/backends/README.md has how.
 #pragma once
 
 #include <memory>

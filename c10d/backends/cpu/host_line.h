@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include <farspan/c10d/backends/cpu/told_error.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/owned_descriptor.h>
@@ -25,8 +24,7 @@ struct HostMessage {
     kHello = 1,  // the first of who connects: `rank` is its own, in the default group
     kAsk = 2,    // for the shared memory of the group `id`
     kGive = 3,   // it, with its descriptor
-    kFail = 4,   // the group `id` has failed: `why`
-    kLeft = 5,   // `rank` has left the group `id`, or has never come to it
+    kLeft = 4,   // `rank` has left the group `id`, or has never come to it
   };
   static constexpr uint32_t kMagic = 0x48535046;
 
@@ -34,7 +32,7 @@ struct HostMessage {
   Kind kind = kHello;
   uint64_t id = 0;
   int32_t rank = -1;
-  ToldError why = {};
+  uint32_t unused = 0;
 };
 
 // Threading: send() from any thread; the callbacks run in a reactor's thread, one at a time.

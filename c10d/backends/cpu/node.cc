@@ -4,13 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/descriptor.h>
-#include <farspan/c10d/net/host.h>
+#include <farspan/c10d/store/address_towards.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -18,27 +17,17 @@ namespace {
 constexpr Millis kSendingTime{1'000};  // for what was sent, when this rank ends
 constexpr Millis kTellingTime{100};    // for a line to one rank, to tell it of a failure
 
-std::string key_of(int rank) { return "node/" + std::to_string(rank); }
+// Processes of one network share the loopback addresses: see net::host_id().
+std::string network_of(const Address& address) {
+  const auto boot = address.host.find('/');
+  return address.host.substr(0, address.host.find('/', boot + 1));
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
 
 }  // namespace
-
-// One word each; a host's name has no blanks.
-std::string Address::text() const {
-  std::ostringstream out;
-  out << "1 " << host << " " << (host_name.empty() ? "host" : host_name) << " " << pid << " "
-      << host_socket << " " << post.endpoint << " " << post.token;
-  return out.str();
-}
-
-Address Address::parse(const std::string& text) {
-  std::istringstream in(text);
-  int version = 0;
-  Address address;
-  in >> version >> address.host >> address.host_name >> address.pid >> address.host_socket >>
-      address.post.endpoint >> address.post.token;
-  if (in && version == 1) return address;
-  throw Error(Code::kCorrupt, "the store has '" + text.substr(0, 100) + "' as a rank's address");
-}
 
 Node::Node(int rank, int world_size)
     : rank_(rank),
@@ -60,10 +49,11 @@ std::shared_ptr<Node> Node::handle(std::shared_ptr<Node> node) {
   });
 }
 
-std::shared_ptr<Node> Node::make(Store& store, int rank, int world_size, Deadline deadline) {
-  const std::shared_ptr<Node> node(new Node(rank, world_size)), shared = handle(node);
+std::shared_ptr<Node> Node::make(const BackendContext& context) {
+  const std::shared_ptr<Node> node(new Node(context.group.rank, context.group.size()));
+  const std::shared_ptr<Node> shared = handle(node);
   node->listen();
-  node->meet(store, deadline);
+  node->meet(context);
   return shared;
 }
 
@@ -79,41 +69,51 @@ void Node::listen() {
   });
 }
 
-void Node::meet(Store& store, Deadline deadline) {
-  Address own;
-  own.host = net::host_id() + "/" + std::to_string(geteuid());
-  char name[65] = "";
-  gethostname(name, sizeof name - 1);
-  own.host_name = name;
-  own.pid = getpid();
+void Node::meet(const BackendContext& context) {
+  Address own = Address::of_this_process(context.host_id);
   own.host_socket = host_socket_;
   own.post = post_->listen();
-  store.set(key_of(rank_), own.text());
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < world_size_; ++rank) keys.push_back(key_of(rank));
-  const Millis left = deadline.is_never()
-                          ? kNoTimeout
-                          : std::max(Millis(1), std::chrono::ceil<Millis>(deadline.remaining()));
-  try {
-    store.wait(keys, left);
-  } catch (const Error& error) {
-    if (error.code() != Code::kTimeout) throw;
-    std::string missing;
-    for (int rank = 0; rank < world_size_; ++rank) {
-      if (!store.check({key_of(rank)})) {
-        missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-      }
-    }
-    throw Error(Code::kTimeout,
-                "ranks " + missing + " of " + std::to_string(world_size_) + " did not come")
-        .advice("start them, or look at their errors");
+  for (const std::string& text :
+       exchange(*context.store, "node", rank_, world_size_, own.text(), context.deadline)) {
+    addresses_.push_back(Address::parse(text));
   }
-  for (const std::string& text : store.multi_get(keys)) addresses_.push_back(Address::parse(text));
+  const auto is_near = [&](const Address& address) { return address.host == own.host; };
+  if (!std::all_of(addresses_.begin(), addresses_.end(), is_near)) listen_to_hosts(context);
+  open_post();
+}
+
+// Only then: while all ranks share a host, nothing listens on the network.
+void Node::listen_to_hosts(const BackendContext& context) {
+  std::string own = context.bind_host;
+  if (own.empty()) own = address_towards(*context.store).value_or("");
+  // Where the store lies on this host, the way to it need not be one for others.
+  const bool is_of_use =
+      !own.empty() &&
+      (!context.bind_host.empty() || !is_loopback(own) ||
+       std::all_of(addresses_.begin(), addresses_.end(), [&](const Address& address) {
+         return network_of(address) == network_of(addresses_.front());
+       }));
+  if (!is_of_use) {
+    throw Error(Code::kInvalidArgument, "no address of this host is known that other hosts reach")
+        .advice("set InitOptions::bind_host");
+  }
+  const auto endpoints = exchange(*context.store, "network", rank_, world_size_,
+                                  post_->listen_to_hosts(own), context.deadline);
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto place = static_cast<size_t>(rank);
+    if (!shares_host(rank)) addresses_[place].post.endpoint = endpoints[place];
+  }
+}
+
+void Node::open_post() {
   PostWorld world;
   world.rank = rank_;
+  world.stripe_bytes = tuning().stripe;
+  world.stripes = static_cast<size_t>(tuning().stripes);
   for (int rank = 0; rank < world_size_; ++rank) {
     world.addresses.push_back(addresses_[static_cast<size_t>(rank)].post);
     world.names.push_back(name_of(rank));
+    world.is_far.push_back(!shares_host(rank));
   }
   const auto weak = weak_from_this();
   world.watch = [weak](int rank) {
@@ -122,11 +122,20 @@ void Node::meet(Store& store, Deadline deadline) {
   world.on_gone = [weak](int rank) {
     if (const auto self = weak.lock()) self->note_gone(rank);
   };
+  world.on_failed = [weak](uint64_t group, const Error& why) {
+    if (const auto self = weak.lock()) self->note_failure_soon(group, why);
+  };
   post_->open(std::move(world));
 }
 
 bool Node::shares_host(int rank) const {
   return addresses_[static_cast<size_t>(rank)].host == addresses_[static_cast<size_t>(rank_)].host;
+}
+
+std::vector<std::string> Node::hosts_of(const std::vector<int>& ranks) const {
+  std::vector<std::string> hosts;
+  for (const int rank : ranks) hosts.push_back(addresses_[static_cast<size_t>(rank)].host);
+  return hosts;
 }
 
 std::string Node::name_of(int rank) const {
@@ -185,7 +194,7 @@ void Node::watch(int rank) noexcept {
   try {
     if (shares_host(rank) && rank != rank_) line_to(rank, Deadline::after(Millis(100)));
   } catch (const Error& error) {
-    if (error.code() == Code::kDisconnected) note_gone(rank);
+    if (error.code() == Code::kDisconnected) post_->suspect(rank);
   }
 }
 
@@ -198,8 +207,6 @@ void Node::on_message(HostLine& line, const HostMessage& message, net::OwnedDesc
       return give(line, message);
     case HostMessage::kGive:
       return take(message, std::move(descriptor));
-    case HostMessage::kFail:
-      return note_failure(message.id, message.why.error());
     case HostMessage::kLeft:
       return note_left(message.id, message.rank);
   }
@@ -241,13 +248,16 @@ void Node::take(const HostMessage& given, net::OwnedDescriptor descriptor) {
   }
 }
 
-void Node::note_failure(uint64_t id, const Error& why) noexcept {
+bool Node::is_first_failure(uint64_t id, const Error& why) noexcept {
+  MutexLock lock(mutex_);
+  return !forgotten_.contains(id) && failures_.emplace(id, why).second;
+}
+
+void Node::end_failed(uint64_t id, const Error& why) noexcept {
   std::shared_ptr<Team> team;
   std::optional<Promise<net::OwnedDescriptor>> wanted;
   {
     MutexLock lock(mutex_);
-    if (forgotten_.contains(id)) return;
-    failures_.emplace(id, why);
     for (const Member& member : members_) {
       if (member.id == id) team = member.team.lock();
     }
@@ -260,6 +270,20 @@ void Node::note_failure(uint64_t id, const Error& why) noexcept {
   if (wanted) wanted->set_error(why);
   if (team) team->fail(why);
   post_->fail(id, why);
+  post_->fail(channel_of(id), why);
+}
+
+void Node::note_failure(uint64_t id, const Error& why) noexcept {
+  if (is_first_failure(id, why)) end_failed(id, why);
+}
+
+// In the thread that reads: what ends by it, which may do anything, ends in another.
+void Node::note_failure_soon(uint64_t id, const Error& why) noexcept {
+  post_->note_failure(id, why);
+  post_->note_failure(channel_of(id), why);
+  reactor_->timers().add(Clock::now(), [weak = weak_from_this(), id, why] {
+    if (const auto self = weak.lock()) self->note_failure(id, why);
+  });
 }
 
 // A rank that has left a group of which this one leads, or is led by it.
@@ -291,7 +315,7 @@ void Node::note_left(uint64_t id, int rank) noexcept {
 
 // In a reactor's thread, since the line may have to be made first.
 void Node::send_soon(int rank, const HostMessage& message) noexcept {
-  if (rank == rank_ || !shares_host(rank)) return;
+  if (rank == rank_) return;
   reactor_->timers().add(Clock::now(), [weak = weak_from_this(), rank, message] {
     const auto self = weak.lock();
     if (!self) return;
@@ -303,14 +327,13 @@ void Node::send_soon(int rank, const HostMessage& message) noexcept {
   });
 }
 
+// Before this rank takes anything back, so that others know why.
 void Node::tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept {
-  note_failure(id, why);
-  HostMessage message;
-  message.kind = HostMessage::kFail;
-  message.id = id;
-  message.rank = rank_;
-  message.why = ToldError::of(why);
-  for (const int rank : ranks) send_soon(rank, message);
+  const bool is_first = is_first_failure(id, why);
+  for (const int rank : ranks) {
+    if (rank != rank_) post_->tell_failure(id, rank, why, is_first);
+  }
+  if (is_first) end_failed(id, why);
 }
 
 void Node::tell_left(uint64_t id, int leader) noexcept {
@@ -323,11 +346,16 @@ void Node::tell_left(uint64_t id, int leader) noexcept {
 
 void Node::forget(uint64_t id) noexcept {
   std::vector<std::shared_ptr<net::Source>> asked;
+  std::optional<Promise<net::OwnedDescriptor>> wanted;
   {
     MutexLock lock(mutex_);
     forgotten_.insert(id);
     offers_.erase(id);
-    wanted_.erase(id);
+    const auto found = wanted_.find(id);
+    if (found != wanted_.end()) {
+      wanted = found->second.memory;
+      wanted_.erase(found);
+    }
     failures_.erase(id);
     left_.erase(id);
     std::erase_if(members_, [id](const Member& member) { return member.id == id; });
@@ -335,6 +363,7 @@ void Node::forget(uint64_t id) noexcept {
     for (auto one = begin; one != end; ++one) asked.push_back(one->second.lock());
     asked_.erase(begin, end);
   }
+  if (wanted) wanted->set_error(Error(Code::kShutdown, "this rank has left the group"));
   HostMessage message;
   message.kind = HostMessage::kLeft;
   message.id = id;
@@ -353,7 +382,7 @@ void Node::on_end(HostLine& line) {
     const auto found = lines_.find(rank);
     if (found != lines_.end() && found->second.get() == &line) lines_.erase(found);
   }
-  if (rank >= 0) note_gone(rank);
+  if (rank >= 0) post_->suspect(rank);
 }
 
 void Node::note_gone(int rank) noexcept {
@@ -447,14 +476,14 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
 }
 
 std::shared_ptr<Team> Node::make_team(uint64_t id, const std::vector<int>& ranks,
-                                      Deadline deadline) {
+                                      const std::vector<int>& numbers, Deadline deadline) {
   const auto size = static_cast<int>(ranks.size());
   const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
   auto memory = self == 0 ? lead(id, size) : follow(id, ranks.front(), size, deadline);
-  std::vector<std::string> names;
-  for (const int rank : ranks) names.push_back(name_of(rank));
+  std::vector<TeamMember> members;
+  for (size_t i = 0; i < ranks.size(); ++i) members.push_back({numbers[i], name_of(ranks[i])});
   auto team = std::make_shared<Team>(std::make_shared<Segment>(std::move(memory), size),
-                                     static_cast<int>(self), std::move(names),
+                                     tuning().small, static_cast<int>(self), std::move(members),
                                      [weak = weak_from_this(), ranks](int place) {
                                        if (const auto node = weak.lock()) {
                                          node->watch(ranks[static_cast<size_t>(place)]);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <farspan/c10d/backends/cpu/address.h>
 #include <farspan/c10d/backends/cpu/host_line.h>
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/team.h>
@@ -22,43 +23,44 @@
 
 namespace farspan::dist::cpu {
 
-// Where a rank is; the store has one for each.
-struct Address {
-  std::string host;       // net::host_id() and the user: who shares memory with whom
-  std::string host_name;  // for people
-  int64_t pid = 0;
-  std::string host_socket;  // see bind_host_socket()
-  PostAddress post;
-
-  std::string text() const;
-  //   throws  Error kCorrupt
-  static Address parse(const std::string& text);
-};
+// The messages of a group's collectives do not meet those of its users.
+inline uint64_t channel_of(uint64_t id) noexcept { return ~id; }
 
 // Threading: every method from any thread. Lifetime: shared by the groups; stop() ends it.
 class Node : public std::enable_shared_from_this<Node> {
  public:
   // Returns when all ranks have come.
-  //   throws  Error kTimeout (names the ranks that are missing), and what the store throws
-  static std::shared_ptr<Node> make(Store& store, int rank, int world_size, Deadline deadline);
+  //   context  of the default group
+  //   throws   Error kTimeout (names the ranks that are missing), kInvalidArgument (ranks are on
+  //            other hosts, and no address of this one is known to them), kUnavailable (that
+  //            address cannot be bound), and what the store throws
+  static std::shared_ptr<Node> make(const BackendContext& context);
   ~Node();
 
   int rank() const noexcept { return rank_; }
   bool shares_host(int rank) const;
+  // What is equal for those that share one.
+  std::vector<std::string> hosts_of(const std::vector<int>& ranks) const;
   // "rank 3 (host:pid)".
   std::string name_of(int rank) const;
 
   Post& post() noexcept { return *post_; }
+  const Tuning& tuning() const noexcept { return addresses_.front().tuning; }
 
-  // The team of a group whose ranks all are on this host. The first of them makes its memory, and
-  // the others get it from that one, once it has come as well.
-  //   ranks   in the default group
+  // The team of a group's ranks on this host. The first of them makes its memory, and the others
+  // get it from that one, once it has come as well.
+  //   ranks   in the default group, all on this host
+  //   numbers of these ranks in their group
   //   throws  Error kTimeout, kDisconnected (names the first rank), kOverloaded
-  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks, Deadline deadline);
+  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks,
+                                  const std::vector<int>& numbers, Deadline deadline);
 
   // Tells the ranks of a group that it has failed: for when they cannot see it in its memory, which
-  // not all of them may have yet. Does not block.
+  // not all of them may have yet, or are on other hosts. Where another rank has told this one, and
+  // so is about to tell all, only those that may see this one end. Does not block.
   void tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept;
+  // Another rank has told of a failure, and tells all.
+  void note_failure(uint64_t id, const Error& why) noexcept;
   // This rank has left a group before it had its memory: tells `leader`, or who asks this one for
   // it.
   void tell_left(uint64_t id, int leader) noexcept;
@@ -89,7 +91,9 @@ class Node : public std::enable_shared_from_this<Node> {
   static std::shared_ptr<Node> handle(std::shared_ptr<Node> node);
   Node(int rank, int world_size);
   void listen();
-  void meet(Store& store, Deadline deadline);
+  void meet(const BackendContext& context);
+  void listen_to_hosts(const BackendContext& context);
+  void open_post();
   std::shared_ptr<HostLine> add_line(net::OwnedDescriptor socket, int peer);
   std::shared_ptr<HostLine> line_to(int rank, Deadline deadline);
   void on_message(HostLine& line, const HostMessage& message, net::OwnedDescriptor descriptor);
@@ -100,7 +104,9 @@ class Node : public std::enable_shared_from_this<Node> {
   void enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vector<int>& ranks);
   void give(HostLine& line, const HostMessage& asked);
   void take(const HostMessage& given, net::OwnedDescriptor descriptor);
-  void note_failure(uint64_t id, const Error& why) noexcept;
+  bool is_first_failure(uint64_t id, const Error& why) noexcept;
+  void end_failed(uint64_t id, const Error& why) noexcept;
+  void note_failure_soon(uint64_t id, const Error& why) noexcept;
   void note_left(uint64_t id, int rank) noexcept;
   void send_soon(int rank, const HostMessage& message) noexcept;
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <farspan/c10d/backends/cpu/told_error.h>
+#include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/group/signature.h>
 #include <farspan/c10d/net/shared_memory.h>
 
@@ -31,7 +31,7 @@ struct alignas(64) SharedSeat {
   alignas(64) std::array<Signature, 2> signature;  // of the call entered last, and before
   std::array<uint64_t, 2> chunks = {};             // of those calls
   std::atomic<uint32_t> absence{0};                // an Absence; told by whoever has noticed
-  alignas(64) ToldError why;  // written once, before the segment's `failed` is set
+  alignas(64) messages::ToldError why;  // written once, before the segment's `failed` is set
 };
 
 struct alignas(64) SharedHeader {

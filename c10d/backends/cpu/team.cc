@@ -35,11 +35,12 @@ int cores() noexcept {
 
 }  // namespace
 
-Team::Team(std::shared_ptr<Segment> segment, int rank, std::vector<std::string> names,
-           OnLongWait on_long_wait)
+Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank,
+           std::vector<TeamMember> members, OnLongWait on_long_wait)
     : segment_(std::move(segment)),
+      small_bytes_(small_bytes),
       rank_(rank),
-      names_(std::move(names)),
+      members_(std::move(members)),
       on_long_wait_(std::move(on_long_wait)),
       crowded_(segment_->ranks() > cores()) {}
 
@@ -54,7 +55,8 @@ void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks)
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     wait_for(rank, Stage::kEntered, mark(0));
-    const auto differs = difference(rank_, signature, rank, segment_->seat(rank).signature[turn]);
+    const auto differs = difference(number_of(rank_), signature, number_of(rank),
+                                    segment_->seat(rank).signature[turn]);
     if (!differs) continue;
     fail(Error(Code::kShapeMismatch, *differs));
     throw failure();
@@ -140,7 +142,7 @@ void Team::check(int waited_for, Stage stage, uint64_t value) {
     const bool has_done =
         rank == waited_for ? reached(rank, stage, value) : reached(rank, Stage::kEntered, mark(0));
     if (has_done) continue;
-    const std::string& who = names_[static_cast<size_t>(rank)];
+    const std::string& who = members_[static_cast<size_t>(rank)].name;
     const char* how = absence == Absence::kGone ? " is gone" : " has left the group";
     fail(Error(Code::kDisconnected, who + how).worker(who));
     throw failure();
@@ -163,7 +165,7 @@ void Team::leave() noexcept {
 }
 
 Error Team::late(int rank) const {
-  std::string who = names_[static_cast<size_t>(rank)];
+  const std::string& who = members_[static_cast<size_t>(rank)].name;
   std::string what = segment_->seat(rank).flags[Stage::kEntered].value.load() < mark(0)
                          ? " has not called it"
                          : " has called it, and does not go on";
@@ -178,7 +180,7 @@ void Team::fail(const Error& why) noexcept {
     MutexLock lock(telling_);
     if (!failed() && !told_) {
       told_ = true;
-      own().why = ToldError::of(why);
+      own().why = messages::ToldError::of(why);
       uint32_t none = 0;
       segment_->header().failed.compare_exchange_strong(none, static_cast<uint32_t>(rank_) + 1);
     }

@@ -39,10 +39,8 @@ void all_to_all(std::span<Seat> seats) {
     for (size_t to = 0; to < seats.size(); ++to) {
       const size_t sent = seats[from].in[to].count, expected = seats[to].out[from].count;
       if (sent == expected) continue;
-      throw Error(Code::kShapeMismatch, "rank " + std::to_string(from) + " sends " +
-                                            std::to_string(sent) + " elements to rank " +
-                                            std::to_string(to) + ", which expects " +
-                                            std::to_string(expected));
+      throw Error(Code::kShapeMismatch,
+                  describe_parts(static_cast<int>(from), sent, static_cast<int>(to), expected));
     }
   }
   // Inputs and outputs may be the same memory: all is read before anything is written.

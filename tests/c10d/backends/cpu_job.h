@@ -21,22 +21,33 @@ inline GroupSpec whole_job(int rank, int ranks) {
   return spec;
 }
 
-inline std::shared_ptr<Backend> join_job(std::shared_ptr<Store> store, int rank, int ranks) {
+//   host_id  ranks with different ones exchange bytes over TCP, as if they were on different hosts
+inline std::shared_ptr<Backend> join_job(std::shared_ptr<Store> store, int rank, int ranks,
+                                         const std::string& host_id = {}) {
   BackendContext context;
+  context.bind_host = "127.0.0.1";
+  context.host_id = host_id;
   context.store = std::move(store);
   context.group = whole_job(rank, ranks);
   context.deadline = Deadline::after(std::chrono::seconds(60));
   return cpu::make_cpu_backend(context);
 }
 
+using HostOf = std::function<std::string(int rank)>;
+inline std::string one_host(int) { return ""; }
+inline std::string own_host(int rank) { return "host" + std::to_string(rank); }
+// Two, with different numbers of ranks, which do not lie one after the other.
+inline std::string mixed_hosts(int rank) { return rank % 3 == 1 ? "odd" : "even"; }
+
 // All ranks of a job.
-inline std::vector<std::shared_ptr<Backend>> make_job(int ranks) {
+inline std::vector<std::shared_ptr<Backend>> make_job(int ranks, const HostOf& host_of = one_host) {
   const auto store = std::make_shared<HashStore>();
   std::vector<std::shared_ptr<Backend>> job(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back(
-        [&, rank] { job[static_cast<size_t>(rank)] = join_job(store, rank, ranks); });
+    threads.emplace_back([&, rank] {
+      job[static_cast<size_t>(rank)] = join_job(store, rank, ranks, host_of(rank));
+    });
   }
   for (std::thread& thread : threads) thread.join();
   return job;

@@ -3,6 +3,7 @@
 // ThreadSanitizer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -29,6 +30,19 @@ using testing::make_job;
 using testing::message;
 using Bytes = std::vector<std::byte>;
 
+// Within a host, and between hosts.
+class Posts : public ::testing::TestWithParam<testing::HostOf> {
+ protected:
+  // Between hosts messages of 100,000 bytes go over several lines already.
+  void SetUp() override { setenv("FARSPAN_CPU_STRIPE_BYTES", "100000", 1); }
+  void TearDown() override { unsetenv("FARSPAN_CPU_STRIPE_BYTES"); }
+  static const testing::HostOf& host_of() { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Each, Posts, ::testing::Values(testing::one_host, testing::own_host),
+                         [](const auto& one) {
+                           return one.param(0).empty() ? "OneHost" : "OwnHosts";
+                         });
+
 Bytes bytes_of(size_t size, unsigned seed) {
   Bytes bytes(size);
   for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(seed + i * 7 + (i >> 8));
@@ -40,9 +54,9 @@ Error error_of(const Future<int>& future) {
   return future.has_error() ? future.error() : Error(Code::kOk, "it succeeded");
 }
 
-TEST(Post, EveryByteArrivesInEveryOrder) {
+TEST_P(Posts, EveryByteArrivesInEveryOrder) {
   constexpr int kRanks = 3, kMessages = 60;
-  const auto job = make_job(kRanks);
+  const auto job = make_job(kRanks, host_of());
   const auto size_of_message = [](int from, int to, int i) {
     std::mt19937 random(static_cast<unsigned>(from * 7919 + to * 31 + i));
     return size_t{1} << (random() % 22);
@@ -72,10 +86,10 @@ TEST(Post, EveryByteArrivesInEveryOrder) {
 
 // Who sends gives up at any moment, and changes the bytes at once: what arrives is whole, or is
 // said not to have come.
-TEST(Post, WhatASenderGivesUpIsNeverReceivedHalf) {
+TEST_P(Posts, WhatASenderGivesUpIsNeverReceivedHalf) {
   constexpr int kRounds = 64;
   constexpr size_t kSize = 3 << 20;
-  const auto job = make_job(2);
+  const auto job = make_job(2, host_of());
   std::atomic<int> arrived{0}, given_up{0};
   std::thread sender([&] {
     std::mt19937 random(5);
@@ -122,9 +136,9 @@ TEST(Post, WhatASenderGivesUpIsNeverReceivedHalf) {
   EXPECT_GT(arrived, 0);
 }
 
-TEST(Post, NothingIsWrittenAfterAReceiveHasEnded) {
+TEST_P(Posts, NothingIsWrittenAfterAReceiveHasEnded) {
   constexpr size_t kSize = 16 << 20;  // takes more than a millisecond anywhere
-  const auto job = make_job(2);
+  const auto job = make_job(2, host_of());
   int late = 0;
   for (int round = 0; round < 12; ++round) {
     Bytes sent_bytes(kSize, std::byte{1}), place(kSize);
@@ -150,9 +164,9 @@ TEST(Post, NothingIsWrittenAfterAReceiveHasEnded) {
   EXPECT_GT(late, 0);
 }
 
-TEST(Post, WhatNobodyAsksForIsBoundedAndKeepsItsOrder) {
+TEST_P(Posts, WhatNobodyAsksForIsBoundedAndKeepsItsOrder) {
   constexpr int kMessages = 20'000;
-  const auto job = make_job(2);
+  const auto job = make_job(2, host_of());
   std::vector<Bytes> all;
   std::vector<Future<int>> sent;
   for (int i = 0; i < kMessages; ++i) {
@@ -171,8 +185,38 @@ TEST(Post, WhatNobodyAsksForIsBoundedAndKeepsItsOrder) {
   for (const auto& one : sent) one.wait();
 }
 
-TEST(Post, AReceiveThatNobodyWaitsForEndsInTime) {
-  const auto job = make_job(2);
+TEST_P(Posts, AnEmptyMessageArrivesAlsoWhenItHasToBeOffered) {
+  const auto job = make_job(2, host_of());
+  Bytes one(1), got(1), nothing;
+  std::vector<Future<int>> sent;
+  do {
+    sent.push_back(job[0]->send(message(1), block_of(one)));
+  } while (sent.back().ready());
+  sent.push_back(job[0]->send(message(1), block_of(nothing)));
+  for (size_t i = 0; i + 1 < sent.size(); ++i) job[1]->recv(message(0), block_of(got)).wait();
+  EXPECT_EQ(job[1]->recv(message(0), block_of(nothing)).wait(), 0);
+  for (const auto& message : sent) message.wait();
+}
+
+TEST_P(Posts, WhatWaitsBehindABlockingCallbackEndsInTime) {
+  auto job = make_job(2, host_of());
+  Bytes bytes(100);
+  const auto first = job[0]->recv(message(1, 1), block_of(bytes));
+  const auto second = job[0]->recv(message(1, 2), block_of(bytes));
+  std::atomic<int> ended{0};
+  first.on_ready([&, second] {
+    EXPECT_EQ(error_of(second).code(), Code::kDisconnected);
+    ++ended;
+  });
+  second.on_ready([&] { ++ended; });
+  job[1].reset();
+  const TimePoint begun = Clock::now();
+  while (ended < 2 && Clock::now() - begun < 20s) std::this_thread::yield();
+  EXPECT_EQ(ended, 2);
+}
+
+TEST_P(Posts, AReceiveThatNobodyWaitsForEndsInTime) {
+  const auto job = make_job(2, host_of());
   Bytes place(100'000);
   std::atomic<int> ended{0};
   const auto received = job[1]->recv(message(0, 1, 50ms), block_of(place));
@@ -186,9 +230,9 @@ TEST(Post, AReceiveThatNobodyWaitsForEndsInTime) {
   EXPECT_THAT(error_of(sent).what(), HasSubstr("rank 1 calls recv() for tag 2"));
 }
 
-TEST(Post, WhoIsGoneEndsWhatNeedsHim) {
+TEST_P(Posts, WhoIsGoneEndsWhatNeedsHim) {
   for (const bool had_a_line : {false, true}) {
-    auto job = make_job(3);
+    auto job = make_job(3, host_of());
     Bytes bytes(1'000'000), places[4];  // of one send or receive each
     for (Bytes& place : places) place.resize(bytes.size());
     if (had_a_line) {
@@ -217,8 +261,8 @@ TEST(Post, WhoIsGoneEndsWhatNeedsHim) {
   }
 }
 
-TEST(Post, WhatWasSentArrivesAlthoughTheSenderHasEnded) {
-  auto job = make_job(2);
+TEST_P(Posts, WhatWasSentArrivesAlthoughTheSenderHasEnded) {
+  auto job = make_job(2, host_of());
   Bytes bytes = bytes_of(1000, 3);
   for (int i = 0; i < 100; ++i) job[0]->send(message(1), block_of(bytes)).wait();
   job[0].reset();
@@ -229,10 +273,10 @@ TEST(Post, WhatWasSentArrivesAlthoughTheSenderHasEnded) {
   }
 }
 
-TEST(Post, ThreadsThatSendFirstAtOnceShareALine) {
+TEST_P(Posts, ThreadsThatSendFirstAtOnceShareALine) {
   constexpr int kThreads = 6;
   for (int round = 0; round < 100; ++round) {
-    const auto job = make_job(2);
+    const auto job = make_job(2, host_of());
     std::vector<std::thread> threads;
     std::latch together(kThreads);
     for (int tag = 0; tag < kThreads; ++tag) {
@@ -297,6 +341,36 @@ TEST(Post, StrangersAreTurnedAwayWhateverTheySay) {
   sent.wait();
   set_log_sink(nullptr);
   EXPECT_GT(told, 0);
+}
+
+TEST(Post, HostsMayMeetOverIpv6) {
+  const net::OwnedDescriptor probe(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 loopback{};
+  loopback.sin6_family = AF_INET6;
+  loopback.sin6_addr = in6addr_loopback;
+  if (bind(probe.get(), reinterpret_cast<sockaddr*>(&loopback), sizeof loopback) != 0) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  const auto store = std::make_shared<HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      BackendContext context;
+      context.bind_host = "::1";
+      context.host_id = testing::own_host(rank);
+      context.store = store;
+      context.group = testing::whole_job(rank, 2);
+      context.deadline = Deadline::after(60s);
+      const auto backend = cpu::make_cpu_backend(context);
+      Bytes bytes = bytes_of(300'000, static_cast<unsigned>(rank)), got(bytes.size());
+      const auto sent = backend->send(message(1 - rank), block_of(bytes));
+      EXPECT_EQ(backend->recv(message(1 - rank), block_of(got)).wait(), 1 - rank);
+      EXPECT_EQ(got, bytes_of(got.size(), static_cast<unsigned>(1 - rank)));
+      sent.wait();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(store->get("network/0"), HasSubstr("tcp:[::1]:"));
 }
 
 }  // namespace

@@ -66,6 +66,38 @@ TEST_P(DdpErrors, AModuleThatCannotLearnIsRefused) {
   });
 }
 
+TEST_P(DdpErrors, AParameterThatIsNotOnTheCpuIsNamed) {
+  on_each(1, [](int) {
+    struct Elsewhere : TwoLayers {
+      Elsewhere() {
+        register_parameter("absent", at::empty({2}, at::TensorOptions().device(at::kMeta)));
+      }
+    };
+    const Error error = error_of([] { make_ddp(std::make_shared<Elsewhere>()); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("'absent' is Strided on meta"));
+  });
+}
+
+TEST_P(DdpErrors, AParameterThatIsConvertedOrReshapedLaterIsNamed) {
+  const auto expect_refused = [&](const std::function<void(TwoLayers&)>& change,
+                                  const std::string& what) {
+    on_each(2, [&](int rank) {
+      const auto net = seeded(std::make_shared<TwoLayers>(), 3);
+      Ddp<TwoLayers> ddp(net);
+      ddp(input_of(rank)).sum().backward();
+      change(*net);
+      const Error error = error_of([&] { ddp(input_of(rank)); });
+      EXPECT_EQ(error.code(), Code::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr(what));
+    });
+  };
+  expect_refused([](TwoLayers& net) { net.second->to(at::kDouble); },
+                 "'second.weight' was Float [3, 8] on cpu, and is Double [3, 8] on cpu now");
+  expect_refused([](TwoLayers& net) { net.first->bias.set_data(at::zeros({5})); },
+                 "'first.bias' was Float [8] on cpu, and is Float [5] on cpu now");
+}
+
 TEST_P(DdpErrors, ParametersWithoutGradientsAreNamedAtTheNextForward) {
   on_each(2, [](int rank) {
     Ddp<Branches> ddp(seeded(std::make_shared<Branches>(), 3));

@@ -1,5 +1,8 @@
 // The rules under test: c10d/ddp/README.md, "An iteration": what gradients are after backward().
+#include <sstream>
+
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 
 #include "c10d/ddp/ddp_suite.h"
 
@@ -61,6 +64,35 @@ TEST_P(DdpGradients, ParametersAndBuffersOfRank0ComeToAllAtConstruction) {
     EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3})));
     EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 7);
     EXPECT_TRUE(net->first->weight.requires_grad());
+  });
+}
+
+TEST_P(DdpGradients, WithoutInitSyncEachRankKeepsItsParameters) {
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<TwoLayers>(), rank * 10);
+    const Ddp<TwoLayers> ddp(net, {.init_sync = false});
+    EXPECT_TRUE(at::equal(net->first->weight, numbers({8, 4}, rank * 10 + 1)));
+  });
+}
+
+TEST_P(DdpGradients, AreAveragedOverTheRanksOfTheGroup) {
+  on_each(3, [](int rank) {
+    const auto some = dist::new_group({2, 0});
+    const auto net = seeded(std::make_shared<TwoLayers>(), rank * 10);
+    if (rank == 1) {
+      EXPECT_EQ(code_of([&] { Ddp<TwoLayers> ddp(net, {.group = some}); }), Code::kInvalidArgument);
+      return;
+    }
+    Ddp<TwoLayers> ddp(net, {.group = some});
+    EXPECT_TRUE(at::equal(net->first->weight, numbers({8, 4}, 21))) << "the group's first is 2";
+    for (int step = 0; step < 3; ++step) {
+      const Tensors expected = averaged(2, *net, [&](int one) {
+        return net->forward(input_of(some->global_rank(one), step)).sum();
+      });
+      drop_gradients(*net);
+      ddp(input_of(rank, step)).sum().backward();
+      expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+    }
   });
 }
 
@@ -252,6 +284,32 @@ TEST_P(DdpGradients, ParametersMayBeOfDifferentTypes) {
   });
 }
 
+// [batch, 4] -> [batch]
+struct Waves : torch::nn::Module {
+  Waves() {
+    const Tensor real = numbers({4}, 1), imaginary = numbers({4}, 2);
+    weight = register_parameter("weight", at::complex(real, imaginary));
+  }
+  Tensor forward(const Tensor& x) { return at::mv(x.to(at::kComplexFloat), weight).abs(); }
+  Tensor weight;
+};
+
+TEST_P(DdpGradients, ParametersMayBeComplex) {
+  on_each(3, [](int rank) {
+    for (const bool views : {true, false}) {
+      const auto net = std::make_shared<Waves>();
+      Ddp<Waves> ddp(net, {.gradient_as_bucket_view = views});
+      for (int step = 0; step < 3; ++step) {
+        const Tensors expected =
+            averaged(3, *net, [&](int one) { return net->forward(input_of(one, step)).sum(); });
+        drop_gradients(*net);
+        ddp(input_of(rank, step)).sum().backward();
+        EXPECT_TRUE(at::allclose(net->weight.grad(), expected[0], 1e-5, 1e-6)) << step;
+      }
+    }
+  });
+}
+
 TEST_P(DdpGradients, KeepTheLayoutOfTheirParameters) {
   on_each(2, [](int rank) {
     const auto net = std::make_shared<Twice>();
@@ -350,6 +408,75 @@ TEST_P(DdpGradients, AForwardPassWithoutGradientsNeedsNoBackward) {
       EXPECT_FALSE(ddp(input_of(rank)).requires_grad());
     }
     EXPECT_EQ(ddp.statistics().iterations, 3u);
+  });
+}
+
+TEST_P(DdpGradients, AModuleThatWasSavedLearnsOnInAnother) {
+  on_each(2, [](int rank) {
+    const auto train = [rank](Ddp<TwoLayers>& ddp, int first_step) {
+      torch::optim::SGD optimizer(ddp.parameters(), 0.1);
+      for (int step = first_step; step < first_step + 3; ++step) {
+        optimizer.zero_grad();
+        ddp(input_of(rank, step)).sin().sum().backward();
+        optimizer.step();
+      }
+    };
+    Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3));
+    train(ddp, 0);
+    std::stringstream saved;
+    torch::save(ddp.module(), saved);
+    train(ddp, 3);
+    auto loaded = std::make_shared<TwoLayers>();
+    torch::load(loaded, saved);
+    Ddp<TwoLayers> other(loaded);
+    train(other, 3);
+    expect_equal(loaded->parameters(), ddp.module()->parameters(), "from where it was saved");
+  });
+}
+
+TEST_P(DdpGradients, AreAveragedAlsoAfterALoadIntoTheWrappedModule) {
+  on_each(2, [](int rank) {
+    for (const DdpOptions& options :
+         {DdpOptions{}, DdpOptions{.gradient_as_bucket_view = false},
+          DdpOptions{.find_unused_parameters = true}, DdpOptions{.static_graph = true}}) {
+      auto net = seeded(std::make_shared<TwoLayers>(), 3);
+      Ddp<TwoLayers> ddp(net, options);
+      torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      for (int step = 0; step < 6; ++step) {
+        if (step % 2 == 1) {
+          std::stringstream saved;
+          torch::save(seeded(std::make_shared<TwoLayers>(), 50 + step), saved);
+          torch::load(net, saved);
+        }
+        const Tensors expected =
+            averaged(2, *net, [&](int one) { return net->forward(input_of(one, step)).sum(); });
+        optimizer.zero_grad();
+        ddp(input_of(rank, step)).sum().backward();
+        expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+        const Tensor before = net->first->weight.detach().clone();
+        optimizer.step();
+        EXPECT_FALSE(at::equal(net->first->weight, before)) << "the optimizer sees the gradients";
+      }
+    }
+  });
+}
+
+TEST_P(DdpGradients, BuffersThatAreLoadedComeFromRank0Too) {
+  on_each(2, [](int rank) {
+    struct Counting : TwoLayers {
+      Counting() { seen = register_buffer("seen", at::zeros({1})); }
+      Tensor seen;
+    };
+    auto net = std::make_shared<Counting>();
+    Ddp<Counting> ddp(net);
+    ddp(input_of(rank)).sum().backward();
+    auto other = std::make_shared<Counting>();
+    other->seen.fill_(7 + rank);
+    std::stringstream saved;
+    torch::save(other, saved);
+    torch::load(net, saved);
+    ddp(input_of(rank)).sum().backward();
+    EXPECT_EQ(net->seen.item<float>(), 7);
   });
 }
 

@@ -112,6 +112,34 @@ TEST_P(DdpUnused, OutputsMayBeLeftOutOfTheLoss) {
   });
 }
 
+// Its outputs: of the graph, of no graph, and a leaf that is no parameter.
+struct WithOthers : torch::nn::Module {
+  WithOthers() { layer = register_module("layer", torch::nn::Linear(4, 3)); }
+  std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x) {
+    const Tensor leaf = at::ones({1}).requires_grad_();
+    return {layer->forward(x) * leaf, at::ones({2}), leaf};
+  }
+  torch::nn::Linear layer{nullptr};
+};
+
+TEST_P(DdpUnused, OutputsMayHoldWhatLeadsToNoParameter) {
+  on_each(2, [](int rank) {
+    for (const DdpOptions& options : {DdpOptions{}, DdpOptions{.find_unused_parameters = true},
+                                      DdpOptions{.static_graph = true}}) {
+      const auto net = seeded(std::make_shared<WithOthers>(), 3);
+      Ddp<WithOthers> ddp(net, options);
+      for (int step = 0; step < 3; ++step) {
+        const Tensors expected = averaged(
+            2, *net, [&](int one) { return std::get<0>(net->forward(input_of(one, step))).sum(); });
+        drop_gradients(*net);
+        const auto [y, constant, leaf] = ddp(input_of(rank, step));
+        (y.sum() + constant.sum() + leaf.sum()).backward();
+        expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+      }
+    }
+  });
+}
+
 TEST_P(DdpUnused, AStaticGraphFindsThemOnce) {
   for (const bool views : {true, false}) {
     on_each(3, [&](int rank) {

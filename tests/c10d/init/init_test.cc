@@ -55,6 +55,15 @@ TEST(InitProcessGroup, OneAfterTheOther) {
   EXPECT_EQ(code_of([] { dist::destroy_process_group(); }), Code::kInvalidArgument);
 }
 
+TEST(InitProcessGroup, GroupsOutliveTheDefaultOneTheyWereMadeOf) {
+  dist::init_process_group("cpu", alone());
+  const dist::Group group = dist::new_group({0});
+  dist::destroy_process_group();
+  const at::Tensor x = at::ones({3});
+  dist::all_gather_into_tensor(x, at::full({3}, 2.0), {.group = group});
+  EXPECT_EQ(x.sum().item<float>(), 6);
+}
+
 TEST(InitProcessGroup, WhatIsWrongIsNamed) {
   const Error none = error_of([] { dist::barrier(); });
   EXPECT_EQ(none.code(), Code::kInvalidArgument);

@@ -284,6 +284,7 @@ TEST(LaunchEnvironment, IsReadFromTheVariablesOfTheLaunchers) {
                                                            {"MASTER_ADDR", "host"},
                                                            {"MASTER_PORT", "1234"},
                                                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                           {"TORCHELASTIC_ERROR_FILE", "/error"},
                                                            {"FARSPAN_STORE_PASSWORD", "pw"},
                                                            {"FARSPAN_STORE_PASSWORD_FILE", "/pw"}};
   for (const auto& [name, value] : variables) setenv(name, value, 1);
@@ -295,6 +296,7 @@ TEST(LaunchEnvironment, IsReadFromTheVariablesOfTheLaunchers) {
   EXPECT_EQ(found.master_addr, "host");
   EXPECT_EQ(found.master_port, "1234");
   EXPECT_TRUE(found.agent_hosts_store);
+  EXPECT_EQ(found.error_file, "/error");
   EXPECT_EQ(found.store_password, "pw");
   EXPECT_EQ(found.store_password_file, "/pw");
   EXPECT_FALSE(LaunchEnvironment::read().agent_hosts_store);

@@ -45,5 +45,18 @@ INSTANTIATE_TEST_SUITE_P(
                       StoreKind{"PrefixOverTcp", [] { return with_prefix(make_tcp()); }}),
     name_of_kind);
 
+TEST(PrefixStore, PrefixesNestFromTheOutside) {
+  const auto memory = std::make_shared<dist::HashStore>();
+  const auto outer = std::make_shared<dist::PrefixStore>("outer", memory);
+  dist::PrefixStore inner("inner", outer);
+  inner.set("k", "v");
+  EXPECT_EQ(memory->get("outer/inner/k"), "v");
+  EXPECT_THAT(outer->list_keys(), ::testing::ElementsAre("inner/k"));
+  EXPECT_THAT(inner.list_keys(), ::testing::ElementsAre("k"));
+  EXPECT_EQ(inner.store(), outer);
+  EXPECT_EQ(inner.prefix(), "inner");
+  EXPECT_EQ(inner.address(), "memory under 'outer/' under 'inner/'");
+}
+
 }  // namespace
 }  // namespace farspan::testing

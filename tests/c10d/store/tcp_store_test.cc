@@ -10,6 +10,9 @@
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/net/dial.h>
+#include <farspan/c10d/store/address_towards.h>
+#include <farspan/c10d/store/hash_store.h>
+#include <farspan/c10d/store/prefix_store.h>
 #include <farspan/c10d/store/tcp_connection.h>
 #include <farspan/c10d/store/tcp_wire.h>
 
@@ -284,6 +287,23 @@ TEST(TcpStore, TakesAHostNameAndIPv6) {
     store.set("k", host);
     EXPECT_EQ(store.get("k"), host);
   }
+}
+
+TEST(AddressTowards, IsThatOfThisHostOnTheWayToTheStoresServer) {
+  for (const std::string host : {"127.0.0.1", "::1"}) {
+    std::shared_ptr<TcpStoreServer> server;
+    try {
+      server = TcpStoreServer::start({.host = host});
+    } catch (const Error& error) {
+      GTEST_SKIP() << "no IPv6 here";
+    }
+    TcpStoreOptions options = at(server->port());
+    options.host = host;
+    const auto store = std::make_shared<TcpStore>(options);
+    EXPECT_EQ(address_towards(*store), host);
+    EXPECT_EQ(address_towards(PrefixStore("job", store)), host);
+  }
+  EXPECT_EQ(address_towards(HashStore()), std::nullopt);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ void all_gather(Team& team, const Call& call, Block in, std::span<const Block> o
       if (rank != team.rank()) take(rank, out[static_cast<size_t>(rank)]);
     }
   };
-  if (most <= kSmallBytes) {
+  if (most <= team.small_bytes()) {
     copy(team.next_small(), bytes_of(in, element));
     team.enter(call.signature, call.deadline);
     take_from_others([&](int rank, Block to) { copy(bytes_of(to, element), team.small(rank)); });

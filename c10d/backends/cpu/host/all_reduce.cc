@@ -80,40 +80,24 @@ void reduce_parts(Team& team, const Call& call, std::span<const Block> in,
   }
 }
 
-// A block in one part for each rank, whole cache lines each.
-std::vector<Block> parts_of(Team& team, Block data, size_t element) {
-  const auto ranks = static_cast<size_t>(team.size());
-  const size_t line = std::max<size_t>(1, 64 / element);
-  const size_t share = (data.count / ranks + line - 1) / line * line;
-  std::vector<Block> parts;
-  size_t begin = 0;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    const size_t left = data.count - begin;
-    const size_t count = rank + 1 == ranks ? left : std::min(left, share);
-    parts.push_back({data.data + begin * element, count});
-    begin += count;
-  }
-  return parts;
-}
-
-bool is_small(const Call& call, size_t count) noexcept {
-  return count * size_of(call.type) <= kSmallBytes;
+bool is_small(const Team& team, const Call& call, size_t count) noexcept {
+  return count * size_of(call.type) <= team.small_bytes();
 }
 
 }  // namespace
 
 void all_reduce(Team& team, const Call& call, Block data) {
-  if (is_small(call, data.count)) return reduce_small(team, call, data.data, data);
-  const auto parts = parts_of(team, data, size_of(call.type));
+  if (is_small(team, call, data.count)) return reduce_small(team, call, data.data, data);
+  const auto parts = split(data, static_cast<size_t>(team.size()), size_of(call.type));
   reduce_parts(team, call, parts, parts);
 }
 
 void reduce(Team& team, const Call& call, Block data) {
   const bool is_root = call.root() == team.rank();
-  if (is_small(call, data.count)) {
+  if (is_small(team, call, data.count)) {
     return reduce_small(team, call, is_root ? data.data : nullptr, data);
   }
-  const auto parts = parts_of(team, data, size_of(call.type));
+  const auto parts = split(data, static_cast<size_t>(team.size()), size_of(call.type));
   reduce_parts(team, call, parts,
                is_root ? std::span<const Block>(parts) : std::span<const Block>());
 }

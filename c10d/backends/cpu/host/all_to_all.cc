@@ -1,5 +1,3 @@
-#include <string>
-
 #include <farspan/c10d/backends/cpu/host/chunks.h>
 #include <farspan/c10d/backends/cpu/host/collectives.h>
 
@@ -61,10 +59,9 @@ void check_sizes(Team& team) {
     for (size_t to = 0; to < ranks; ++to) {
       const uint64_t sent = table(from).has_for(to), expected = table(to).expects_of(from);
       if (sent == expected) continue;
-      team.fail(Error(Code::kShapeMismatch, "rank " + std::to_string(from) + " sends " +
-                                                std::to_string(sent) + " elements to rank " +
-                                                std::to_string(to) + ", which expects " +
-                                                std::to_string(expected)));
+      team.fail(Error(Code::kShapeMismatch,
+                      describe_parts(team.number_of(static_cast<int>(from)), sent,
+                                     team.number_of(static_cast<int>(to)), expected)));
       throw team.failure();
     }
   }
@@ -77,7 +74,7 @@ void all_to_all(Team& team, const Call& call, std::span<const Block> in,
                 std::span<const Block> out) {
   const size_t element = size_of(call.type), part = part_bytes(team);
   const auto self = static_cast<size_t>(team.rank()), ranks = static_cast<size_t>(team.size());
-  const bool fits = Table::bytes(in, element) <= kSmallBytes;
+  const bool fits = Table::bytes(in, element) <= team.small_bytes();
   uint64_t own_chunks = 0;
   for (const Block& block : in) {
     own_chunks = std::max(own_chunks, Chunks(block, element, part).count());

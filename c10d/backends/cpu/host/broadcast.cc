@@ -8,7 +8,7 @@ void broadcast(Team& team, const Call& call, Block data) {
   const size_t element = size_of(call.type);
   const auto bytes = bytes_of(data, element);
   const bool is_root = call.root() == team.rank();
-  if (bytes.size() <= kSmallBytes) {
+  if (bytes.size() <= team.small_bytes()) {
     if (is_root) copy(team.next_small(), bytes);
     team.enter(call.signature, call.deadline);
     if (!is_root) copy(bytes, team.small(call.root()));

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include <farspan/c10d/backends/blocks.h>
 #include <farspan/c10d/backends/cpu/team.h>
 #include <farspan/c10d/group/backend.h>
 
@@ -41,16 +42,6 @@ inline void copy(std::byte* to, std::span<const std::byte> from) noexcept {
 }
 inline void copy(std::span<std::byte> to, const std::byte* from) noexcept {
   if (!to.empty() && to.data() != from) std::memcpy(to.data(), from, to.size());
-}
-
-inline std::span<std::byte> bytes_of(Block block, size_t element) noexcept {
-  return {block.data, block.count * element};
-}
-// One rank's own part does not travel. The two may be the same memory, or overlap.
-inline void copy_own(Block from, Block to, size_t element) noexcept {
-  if (from.count > 0 && from.data != to.data) {
-    std::memmove(to.data, from.data, from.count * element);
-  }
 }
 
 // In a call: this rank puts chunk after chunk into its rooms, and takes from those of others; both

@@ -12,7 +12,7 @@ void gather(Team& team, const Call& call, Block in, std::span<const Block> out) 
       if (rank != team.rank()) take(rank, out[static_cast<size_t>(rank)]);
     }
   };
-  if (bytes <= kSmallBytes) {
+  if (bytes <= team.small_bytes()) {
     if (!is_root) copy(team.next_small(), bytes_of(in, element));
     team.enter(call.signature, call.deadline);
     take_all([&](int rank, Block to) { copy(bytes_of(to, element), team.small(rank)); });

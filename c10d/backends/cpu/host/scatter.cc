@@ -13,7 +13,7 @@ void scatter(Team& team, const Call& call, std::span<const Block> in, Block out)
       if (rank != self) put(rank, in[rank]);
     }
   };
-  if (bytes * ranks <= kSmallBytes) {
+  if (bytes * ranks <= team.small_bytes()) {
     put_all([&](size_t rank, Block from) {
       copy(team.next_small() + rank * bytes, bytes_of(from, element));
     });

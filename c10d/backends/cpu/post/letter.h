@@ -20,6 +20,7 @@ struct Letter {
     kData = 4,      // a part of what was accepted, from `offset` on
     kWithdraw = 5,  // of an offer: whoever sent it has given up
     kAskLeft = 6,   // whether the other end, `from` in the group, has left it
+    kFailed = 7,    // the group is of no use any more; a ToldError follows
     // Back:
     kAccept = 16,   // of an offer
     kRefuse = 17,   // of an offer; `bytes` of text say why, `count` is the Code

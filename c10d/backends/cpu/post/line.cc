@@ -1,9 +1,13 @@
 #include <farspan/c10d/backends/cpu/post/line.h>
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
@@ -14,7 +18,9 @@ namespace {
 
 // A letter with its bytes fits, and the beginning of more.
 constexpr size_t kStaging = 2 * (sizeof(Letter) + kEagerBytes);
-constexpr int kReadsPerTurn = 16;  // so that one busy line does not keep the others waiting
+// So that one busy line does not keep the others waiting.
+constexpr int kReadsPerTurn = 16;
+constexpr int kPartsPerTurn = 16;
 constexpr size_t kDiscard = 64 << 10;
 
 Error lost(const transport::IoResult& result) {
@@ -23,6 +29,16 @@ Error lost(const transport::IoResult& result) {
   }
   return Error(Code::kDisconnected,
                std::string("the connection failed: ") + std::strerror(result.error));
+}
+
+// Of TCP: what the other host has not got.
+bool has_unsent(int socket) noexcept {
+  int domain = 0, bytes = 0;
+  socklen_t size = sizeof domain;
+  if (getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain == AF_UNIX) {
+    return false;
+  }
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
@@ -50,6 +66,7 @@ void Line::open(std::unique_ptr<transport::Stream> stream) {
     MutexLock lock(writing_);
     may_write_ = state_ == State::kOpen;  // only now: who writes may have to wait by the reactor
   }
+  opened_.notify_all();
   write_on();
 }
 
@@ -63,6 +80,7 @@ void Line::close() noexcept {
     part_.reset();
     outgoing_.clear();
   }
+  opened_.notify_all();
   if (before == State::kOpening) return;
   reactor_.remove(*this);
   stream_->shut();
@@ -239,7 +257,7 @@ bool Line::post(Letter letter, std::span<const std::byte> rest) noexcept {
 
 void Line::add(std::shared_ptr<Sending> sending) {
   MutexLock lock(writing_);
-  if (state_ != State::kEnded) outgoing_.push_back({std::move(sending)});
+  if (state_ != State::kEnded) outgoing_.push_back(std::move(sending));
 }
 
 void Line::write_on() noexcept {
@@ -248,26 +266,28 @@ void Line::write_on() noexcept {
 
 // The front message's next part; the messages take turns.
 bool Line::next_part_locked() {
-  if (outgoing_.empty()) return false;
-  Outgoing next = std::move(outgoing_.front());
-  outgoing_.pop_front();
-  const uint64_t whole = next.sending->envelope.bytes();
-  Part part{};
-  part.letter.kind = Letter::kData;
-  part.letter.group = next.sending->group;
-  part.letter.offer = next.sending->id;
-  part.letter.offset = next.offset;
-  part.letter.bytes = std::min(kPartBytes, whole - next.offset);
-  part.data = next.sending->data.data + next.offset;
-  part.of = next.sending;
-  next.offset += part.letter.bytes;
-  part_ = std::move(part);
-  if (next.offset < whole) outgoing_.push_back(std::move(next));
-  return true;
+  while (!outgoing_.empty()) {
+    std::shared_ptr<Sending> next = std::move(outgoing_.front());
+    outgoing_.pop_front();
+    const auto range = next->next_part(kPartBytes);
+    if (!range) continue;  // other lines have the rest
+    Part part{};
+    part.letter.kind = Letter::kData;
+    part.letter.group = next->group;
+    part.letter.offer = next->id;
+    part.letter.offset = range->begin;
+    part.letter.bytes = range->size;
+    part.data = next->data.data + range->begin;
+    part.of = next;
+    part_ = std::move(part);
+    outgoing_.push_back(std::move(next));
+    return true;
+  }
+  return false;
 }
 
 bool Line::write_locked(Sent& sent) {
-  while (may_write_) {
+  for (int parts = 0; may_write_ && parts < kPartsPerTurn;) {
     const bool in_part = part_ && part_->done > 0;
     if (!in_part && small_done_ < small_.size()) {
       const iovec piece{small_.data() + small_done_, small_.size() - small_done_};
@@ -293,9 +313,8 @@ bool Line::write_locked(Sent& sent) {
     }
     part.done += static_cast<size_t>(moved);
     if (part.done < sizeof part.letter + part.letter.bytes) continue;
-    if (part.of && part.letter.offset + part.letter.bytes == part.of->envelope.bytes()) {
-      sent.push_back(std::move(part.of));
-    }
+    ++parts;
+    if (part.of && part.of->left(part.letter.bytes)) sent.push_back(std::move(part.of));
     part_.reset();
   }
   return true;
@@ -303,7 +322,7 @@ bool Line::write_locked(Sent& sent) {
 
 void Line::give_up(const Sending& sending) noexcept {
   MutexLock lock(writing_);
-  std::erase_if(outgoing_, [&](const Outgoing& one) { return one.sending.get() == &sending; });
+  std::erase_if(outgoing_, [&](const auto& one) { return one.get() == &sending; });
   if (!part_ || part_->of.get() != &sending) return;
   if (part_->done == 0) return part_.reset();
   try {  // what has begun must be finished, or nothing could follow
@@ -353,11 +372,19 @@ void Line::drain(Deadline deadline) noexcept {
   while (!deadline.expired()) {
     {
       MutexLock lock(writing_);
-      if (!may_write_ || !has_left_locked()) return;
+      while (state_ == State::kOpening && opened_.wait_until(writing_, deadline)) {
+      }
+      if (!may_write_) return;
+      if (!has_left_locked()) break;
     }
     flush();
     pollfd room{stream_->write_descriptor(), POLLOUT, 0};
     poll(&room, 1, deadline.poll_ms());
+  }
+  // A connection over the network that is closed with unread letters of the other side drops what
+  // the kernel has not sent yet.
+  while (!deadline.expired() && has_unsent(stream_->write_descriptor())) {
+    std::this_thread::sleep_for(Millis(1));
   }
 }
 

@@ -90,10 +90,6 @@ class Line final : public net::Source {
     std::shared_ptr<Sending> of;  // null: nobody waits for it any more
     std::vector<std::byte> copy;
   };
-  struct Outgoing {  // a message of which parts are left
-    std::shared_ptr<Sending> sending;
-    uint64_t offset = 0;
-  };
   using Sent = std::vector<std::shared_ptr<Sending>>;
 
   transport::IoResult read_some();
@@ -125,11 +121,13 @@ class Line final : public net::Source {
   uint64_t data_offer_ = 0, data_at_ = 0, data_left_ = 0;
 
   Mutex writing_;
+  CondVar opened_;  // or ended
   bool may_write_ FARSPAN_GUARDED_BY(writing_) = false;
   std::vector<std::byte> small_ FARSPAN_GUARDED_BY(writing_);  // letters that wait
   size_t small_done_ FARSPAN_GUARDED_BY(writing_) = 0;
   std::optional<Part> part_ FARSPAN_GUARDED_BY(writing_);
-  std::deque<Outgoing> outgoing_ FARSPAN_GUARDED_BY(writing_);
+  // Messages of which parts are left, perhaps.
+  std::deque<std::shared_ptr<Sending>> outgoing_ FARSPAN_GUARDED_BY(writing_);
 };
 
 }  // namespace farspan::dist::cpu

@@ -8,6 +8,8 @@
 
 #include <farspan/c10d/backends/cpu/post/waiting.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/batch.h>
+#include <farspan/c10d/transport/tcp/tcp_transport.h>
 #include <farspan/c10d/transport/unix/unix_transport.h>
 
 namespace farspan::dist::cpu {
@@ -41,15 +43,27 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
 }  // namespace
 
 Post::Post(std::shared_ptr<net::Reactor> reactor, const std::shared_ptr<net::Loop>& loop)
-    : reactor_(std::move(reactor)), transport_(transport::make_unix_transport(loop, *reactor_)) {}
+    : reactor_(std::move(reactor)),
+      unix_(transport::make_unix_transport(loop, *reactor_)),
+      tcp_(transport::make_tcp_transport(loop, *reactor_)) {}
 
 PostAddress Post::listen() {
   std::random_device random;
   token_ = (uint64_t{random()} << 32) | random();
-  listener_ = transport_->listen("", [weak = weak_from_this()](auto stream) {
+  listener_ = listen_by(*unix_, "");
+  return {listener_->endpoint(), token_};
+}
+
+std::string Post::listen_to_hosts(const std::string& bind_host) {
+  hosts_listener_ = listen_by(*tcp_, bind_host);
+  return hosts_listener_->endpoint();
+}
+
+std::unique_ptr<transport::Listener> Post::listen_by(transport::Transport& transport,
+                                                     const std::string& bind_host) {
+  return transport.listen(bind_host, [weak = weak_from_this()](auto stream) {
     if (const auto self = weak.lock()) self->add_visitor(std::move(stream));
   });
-  return {listener_->endpoint(), token_};
 }
 
 void Post::open(PostWorld world) {
@@ -80,36 +94,88 @@ void Post::add_visitor(std::unique_ptr<transport::Stream> stream) {
   line->open(std::move(stream));
 }
 
+// Its first letter waits on it before another thread finds it.
+std::shared_ptr<Line> Post::make_line_locked(int rank) {
+  auto line = std::make_shared<Line>(*reactor_, weak_from_this(), true);
+  line->set_peer(rank);
+  if (stopped_) {
+    line->close();
+    return line;
+  }
+  Letter hello;
+  hello.from = world_.rank;
+  hello.offer = world_.addresses[static_cast<size_t>(rank)].token;
+  line->post(hello);
+  return line;
+}
+
 std::shared_ptr<Line> Post::line_to(int rank) {
   std::shared_ptr<Line> line;
   {
     MutexLock lock(mutex_);
     const auto found = lines_.find(rank);
     if (found != lines_.end()) return found->second;
-    line = std::make_shared<Line>(*reactor_, weak_from_this(), true);
-    line->set_peer(rank);
-    if (stopped_) {
-      line->close();
-      return line;
-    }
-    Letter hello;
-    hello.from = world_.rank;
-    hello.offer = world_.addresses[static_cast<size_t>(rank)].token;
-    line->post(hello);  // before another thread finds the line
+    line = make_line_locked(rank);
+    if (stopped_) return line;
     lines_.emplace(rank, line);
   }
-  dial(line, rank);
+  dial(line, rank, [line](const Error& why) { line->end(why); });
   return line;
 }
 
-void Post::dial(const std::shared_ptr<Line>& line, int rank) {
-  transport_->connect(world_.addresses[static_cast<size_t>(rank)].endpoint,
-                      Deadline::after(kDialTime),
-                      [line](std::variant<std::unique_ptr<transport::Stream>, Error> result) {
-                        if (auto* const stream = std::get_if<0>(&result))
-                          return line->open(std::move(*stream));
-                        line->end(std::get<1>(result));
-                      });
+std::vector<std::shared_ptr<Line>> Post::lines_for(Line& line, const Sending& sending) {
+  std::vector<std::shared_ptr<Line>> lines = {
+      std::static_pointer_cast<Line>(line.shared_from_this())};
+  const int rank = sending.rank;
+  if (!world_.is_far[static_cast<size_t>(rank)]) return lines;
+  if (sending.envelope.bytes() < world_.stripe_bytes) return lines;
+  std::vector<std::shared_ptr<Line>> made;
+  {
+    MutexLock lock(mutex_);
+    const auto [begin, end] = stripes_.equal_range(rank);
+    for (auto one = begin; one != end; ++one) lines.push_back(one->second);
+    while (!stopped_ && lines.size() < world_.stripes) {
+      made.push_back(make_line_locked(rank));
+      stripes_.emplace(rank, made.back());
+      lines.push_back(made.back());
+    }
+  }
+  for (const auto& one : made) dial_stripe(one, rank);
+  return lines;
+}
+
+std::vector<std::shared_ptr<Line>> Post::all_lines_locked(int rank) const {
+  std::vector<std::shared_ptr<Line>> all;
+  const auto found = lines_.find(rank);
+  if (found != lines_.end()) all.push_back(found->second);
+  const auto [begin, end] = stripes_.equal_range(rank);
+  for (auto one = begin; one != end; ++one) all.push_back(one->second);
+  return all;
+}
+
+void Post::dial(const std::shared_ptr<Line>& line, int rank,
+                std::function<void(const Error&)> on_failure) {
+  const std::string& endpoint = world_.addresses[static_cast<size_t>(rank)].endpoint;
+  transport::Transport& way = unix_->reaches(endpoint) ? *unix_ : *tcp_;
+  way.connect(endpoint, Deadline::after(kDialTime),
+              [line, on_failure = std::move(on_failure)](
+                  std::variant<std::unique_ptr<transport::Stream>, Error> result) {
+                if (auto* const stream = std::get_if<0>(&result))
+                  return line->open(std::move(*stream));
+                on_failure(std::get<1>(result));
+              });
+}
+
+// Without it the other lines take all.
+void Post::dial_stripe(const std::shared_ptr<Line>& line, int rank) {
+  dial(line, rank, [weak = weak_from_this(), line](const Error& why) {
+    log(LogLevel::kInfo, "c10d/backends/cpu", std::string("one line less: ") + why.what());
+    line->close();
+    const auto self = weak.lock();
+    if (!self) return;
+    MutexLock lock(self->mutex_);
+    std::erase_if(self->stripes_, [&](const auto& one) { return one.second == line; });
+  });
 }
 
 // Sending.
@@ -126,6 +192,7 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
   if (rank == world_.rank) {
     sending = make();
     MutexLock lock(mutex_);
+    if (const auto why = why_ended_locked(group)) return make_failed(*why);
     Box& box = box_locked(group, spec);
     Inbox::Arrived own{envelope, {{}, sending->id, nullptr}};
     offers_.emplace(sending->id, sending);
@@ -152,7 +219,10 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
     }
     sending = make();
     {
-      MutexLock lock(mutex_);
+      MutexLock lock(mutex_);  // again: the group may have failed since
+      if (const auto ended = why_unsent_locked(group, spec, message.peer)) {
+        return make_failed(*ended);
+      }
       offers_.emplace(sending->id, sending);
       look_soon_locked();
     }
@@ -231,7 +301,7 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
   } else if (content.offer == 0) {
     doing.copies.push_back({nullptr, std::move(content.bytes), envelope.from, receive});
   } else {
-    fillings_.emplace(FillingKey(content.line.get(), content.offer),
+    fillings_.emplace(FillingKey(content.line->peer(), content.offer),
                       std::make_shared<Filling>(receive, envelope.from));
     Letter letter;
     letter.kind = Letter::kAccept;
@@ -255,7 +325,10 @@ void Post::perform(Doing& doing) {
 
 void Post::perform_and_tell(Doing& doing) noexcept {
   perform(doing);
-  for (Ending& ending : doing.endings) ending.tell();
+  // Others go on where one of them blocks.
+  net::Batch(
+      reactor_->timers(), std::move(doing.endings), [](Ending&& ending) { ending.tell(); }, [] {})
+      .run();
 }
 
 Post::Box& Post::box_locked(uint64_t group, const GroupSpec& spec) {
@@ -267,20 +340,25 @@ Post::Box& Post::box_locked(uint64_t group, const GroupSpec& spec) {
 std::optional<Error> Post::why_unsent_locked(uint64_t group, const GroupSpec& spec,
                                              int place) const {
   const int rank = spec.ranks[static_cast<size_t>(place)];
-  if (stopped_ || left_.contains(group)) {
-    return Error(Code::kShutdown, "this rank has left the group");
-  }
+  if (auto why = why_ended_locked(group)) return why;
   if (gone_.contains(rank)) return gone(rank);
   const auto box = boxes_.find(group);
   if (box == boxes_.end() || !box->second.left.contains(place)) return std::nullopt;
   return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
 }
 
-// Why nothing more can come for it.
-std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receive) const {
+std::optional<Error> Post::why_ended_locked(uint64_t group) const {
   if (stopped_ || left_.contains(group)) {
     return Error(Code::kShutdown, "this rank has left the group");
   }
+  const auto failed = failed_.find(group);
+  if (failed == failed_.end()) return std::nullopt;
+  return failed->second;
+}
+
+// Why nothing more can come for it.
+std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receive) const {
+  if (auto why = why_ended_locked(group)) return why;
   const Box& box = boxes_.at(group);
   const auto is_left = [&](int place) { return box.left.contains(place); };
   if (receive.wanted.peer >= 0) {

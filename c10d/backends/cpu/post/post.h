@@ -22,7 +22,7 @@ namespace farspan::dist::cpu {
 
 // Where a rank gets its messages.
 struct PostAddress {
-  std::string endpoint;  // of a transport
+  std::string endpoint;  // of a transport, as the other rank reaches it
   uint64_t token = 0;    // who connects must show it
 };
 
@@ -31,8 +31,14 @@ struct PostWorld {
   int rank = 0;                        // this process, in the default group
   std::vector<PostAddress> addresses;  // by rank
   std::vector<std::string> names;      // "rank 3 (host:pid)"
-  std::function<void(int)> watch;      // somebody waits long for this rank
-  std::function<void(int)> on_gone;    // the line to it has ended
+  std::vector<bool> is_far;            // by rank: on another host
+  // To those: messages from this size on go over so many lines at once.
+  uint64_t stripe_bytes = 0;
+  size_t stripes = 1;
+  std::function<void(int)> watch;    // somebody waits long for this rank
+  std::function<void(int)> on_gone;  // the line to it has ended
+  // A rank has told that this group is of no use any more. From the thread that reads: be quick.
+  std::function<void(uint64_t group, const Error& why)> on_failed;
 };
 
 // Up to kEagerBytes a message is sent at once. A larger one is offered, and its bytes travel when a
@@ -44,8 +50,13 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
  public:
   Post(std::shared_ptr<net::Reactor> reactor, const std::shared_ptr<net::Loop>& loop);
 
-  // Begins to listen. What comes before open() waits.
+  // Begins to listen to ranks of this host. What comes before open() waits.
   PostAddress listen();
+  // And to those of other hosts.
+  //   bind_host  numeric, of this host
+  //   returns    the endpoint; the token is the same
+  //   throws     Error kUnavailable, kInvalidArgument: no such address here
+  std::string listen_to_hosts(const std::string& bind_host);
   // Before the first send() and recv().
   void open(PostWorld world);
 
@@ -53,10 +64,18 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   Future<int> send(uint64_t group, const GroupSpec& spec, const Message& message, Block data);
   Future<int> recv(uint64_t group, const GroupSpec& spec, const Message& message, Block data);
 
-  // Ends what is under way in a group.
+  // Ends what is under way in a group, and all that comes: when it returns, no tensor is touched
+  // but by what has its result already or gets it at once.
   void fail(uint64_t group, const Error& why) noexcept;
+  // The same, but for what is under way: for now.
+  void note_failure(uint64_t group, const Error& why) noexcept;
+  // Tells another rank that a group has failed, if there is a line to it, or one `may_dial`. Does
+  // not block.
+  void tell_failure(uint64_t group, int rank, const Error& why, bool may_dial) noexcept;
   // This rank has left a group: what is under way here ends, and others are told.
   void leave(uint64_t group, const GroupSpec& spec) noexcept;
+  // A connection to a rank, of this or another kind, has ended: calls on_gone(), soon.
+  void suspect(int rank) noexcept;
   // A rank is gone: so is what needs it.
   void lose(int rank) noexcept;
 
@@ -107,20 +126,31 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
     std::vector<Reply> replies;
     std::vector<Copy> copies;
     std::vector<std::pair<std::shared_ptr<Line>, uint64_t>> claims;
-    bool accepted = false;  // a message of this rank's, which can be written now
+    std::shared_ptr<Sending> accepted;  // a message of this rank's, which can be written now
   };
   struct Looks {  // what look() does without the lock
     std::set<int> watched;
     std::set<std::pair<uint64_t, int>> asked;
   };
-  using FillingKey = std::pair<const Line*, uint64_t>;
+  using FillingKey = std::pair<int, uint64_t>;  // the sender, in the default group, and its offer
 
+  std::unique_ptr<transport::Listener> listen_by(transport::Transport& transport,
+                                                 const std::string& bind_host);
   void add_visitor(std::unique_ptr<transport::Stream> stream);
   std::shared_ptr<Line> line_to(int rank);
-  void dial(const std::shared_ptr<Line>& line, int rank);
+  std::shared_ptr<Line> make_line_locked(int rank) FARSPAN_REQUIRES(mutex_);
+  // The lines on which an accepted message leaves: this one, and more where it is large and goes
+  // far.
+  std::vector<std::shared_ptr<Line>> lines_for(Line& line, const Sending& sending);
+  std::vector<std::shared_ptr<Line>> all_lines_locked(int rank) const FARSPAN_REQUIRES(mutex_);
+  void dial(const std::shared_ptr<Line>& line, int rank,
+            std::function<void(const Error&)> on_failure);
+  void dial_stripe(const std::shared_ptr<Line>& line, int rank);
   void greet(Line& line, const Letter& hello);
 
   Box& box_locked(uint64_t group, const GroupSpec& spec) FARSPAN_REQUIRES(mutex_);
+  // Why nothing in this group can be sent or received here any more.
+  std::optional<Error> why_ended_locked(uint64_t group) const FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_none_locked(uint64_t group, const Receive& receive) const
       FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
@@ -132,11 +162,20 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void perform(Doing& doing);
   void perform_and_tell(Doing& doing) noexcept;
 
+  void write_accepted(Line& line, const std::shared_ptr<Sending>& sending);
   void message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
                     Doing& doing);
-  void withdrawn(const Line& line, const Letter& letter, Doing& doing);
-  void refused(const Letter& letter, std::span<const std::byte> text, Doing& doing);
+  void withdrawn(const Line& line, const Letter& letter, std::span<const std::byte> rest,
+                 Doing& doing);
+  static void check_answer(const Line& line, const Sending& sending);
+  void refused(const Line& line, const Letter& letter, std::span<const std::byte> text,
+               Doing& doing);
   void note_left(const Letter& letter, Doing& doing);
+  void end_all(uint64_t group, const Error& why, const Error& why_others) noexcept;
+  static Doing::Reply refusal_of(std::shared_ptr<Line> line, uint64_t offer, const Error& why);
+  Error has_left() const;  // this rank, as others are told
+  void refuse_all_locked(Box& box, const Error& why, bool has_left_group, Doing& doing)
+      FARSPAN_REQUIRES(mutex_);
   void end_hopeless_locked(uint64_t group, Doing& doing) FARSPAN_REQUIRES(mutex_);
 
   // Looking after those whose time has passed, or who wait long.
@@ -147,6 +186,10 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void withdraw_if_locked(const std::function<bool(const Sending&)>& condition,
                           const std::function<Error(const Sending&)>& why, Doing& doing)
       FARSPAN_REQUIRES(mutex_);
+  void give_up_if_locked(const std::function<bool(int from, const Waiting&)>& condition,
+                         const std::function<Error(const Waiting&)>& why, Doing& doing)
+      FARSPAN_REQUIRES(mutex_);
+  void suspect(int rank, Deadline deadline) noexcept;
   void look_soon_locked() FARSPAN_REQUIRES(mutex_);
   void look();
   // Adds who should be watched, and asked whether they have left the group.
@@ -159,8 +202,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   std::string name_of(int rank) const;
 
   const std::shared_ptr<net::Reactor> reactor_;
-  const std::unique_ptr<transport::Transport> transport_;
-  std::unique_ptr<transport::Listener> listener_;
+  const std::unique_ptr<transport::Transport> unix_, tcp_;  // within the host, and to others
+  std::unique_ptr<transport::Listener> listener_, hosts_listener_;
   uint64_t token_ = 0;
   PostWorld world_;  // constant after open(), before which no line is read
 
@@ -171,9 +214,12 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   std::vector<std::unique_ptr<transport::Stream>> early_ FARSPAN_GUARDED_BY(mutex_);
   bool looking_ FARSPAN_GUARDED_BY(mutex_) = false;  // look() will come
   std::map<uint64_t, Box> boxes_ FARSPAN_GUARDED_BY(mutex_);
-  std::set<uint64_t> left_ FARSPAN_GUARDED_BY(mutex_);  // groups
+  std::set<uint64_t> left_ FARSPAN_GUARDED_BY(mutex_);           // groups
+  std::map<uint64_t, Error> failed_ FARSPAN_GUARDED_BY(mutex_);  // groups
   std::set<int> gone_ FARSPAN_GUARDED_BY(mutex_);
   std::map<int, std::shared_ptr<Line>> lines_ FARSPAN_GUARDED_BY(mutex_);  // dialled, by rank
+  // Dialled, too: only parts of large messages travel there.
+  std::multimap<int, std::shared_ptr<Line>> stripes_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Line>> visitors_ FARSPAN_GUARDED_BY(mutex_);
   std::map<uint64_t, std::shared_ptr<Sending>> offers_ FARSPAN_GUARDED_BY(mutex_);
   std::map<FillingKey, std::shared_ptr<Filling>> fillings_ FARSPAN_GUARDED_BY(mutex_);

@@ -4,26 +4,27 @@
 
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/post/waiting.h>
+#include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/base/log.h>
 
 namespace farspan::dist::cpu {
+namespace {
+
+constexpr Millis kLastWords{1'500};
+constexpr Millis kLookAgain{50};
+
+}  // namespace
 
 void Post::on_end(Line& line, const Error& why) {
   if (why.code() == Code::kCorrupt) {
     log(LogLevel::kError, "c10d/backends/cpu", std::string("a line ends: ") + why.what());
   }
-  Doing doing;
-  const int peer = line.peer();
   {
     MutexLock lock(mutex_);
     if (line.is_dialled()) {
-      const auto found = lines_.find(peer);
+      const auto found = lines_.find(line.peer());
       if (found != lines_.end() && found->second.get() == &line) lines_.erase(found);
-      std::erase_if(offers_, [&](const auto& one) {
-        if (one.second->rank != peer) return false;
-        doing.endings.push_back({one.second, -1, gone(peer)});
-        return true;
-      });
+      std::erase_if(stripes_, [&](const auto& one) { return one.second.get() == &line; });
     } else {
       std::erase_if(visitors_, [&](const auto& one) { return one.get() == &line; });
       for (auto& [group, box] : boxes_) {
@@ -31,16 +32,29 @@ void Post::on_end(Line& line, const Error& why) {
           return one.content.offer != 0 && one.content.line.get() == &line;
         });
       }
-      std::erase_if(fillings_, [&](const auto& one) {
-        if (one.first.first != &line) return false;
-        one.second->give_up();
-        doing.endings.push_back({one.second->receive(), -1, peer < 0 ? why : gone(peer)});
-        return true;
-      });
     }
   }
-  perform_and_tell(doing);
-  if (peer >= 0) world_.on_gone(peer);
+  if (line.peer() >= 0) suspect(line.peer());
+}
+
+// A process that ends closes all its lines. What it has said on those that are left, that a group
+// has failed perhaps, or was sending still, is read before it counts as gone.
+void Post::suspect(int rank) noexcept { suspect(rank, Deadline::after(kLastWords)); }
+
+void Post::suspect(int rank, Deadline deadline) noexcept {
+  bool may_speak = false;
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return;
+    may_speak = !opened_ || !all_lines_locked(rank).empty() ||
+                std::any_of(visitors_.begin(), visitors_.end(),
+                            [&](const auto& one) { return one->peer() == rank; });
+    may_speak = may_speak && !(opened_ && deadline.expired());
+  }
+  if (!may_speak) return world_.on_gone(rank);
+  reactor_->timers().add(Clock::now() + kLookAgain, [weak = weak_from_this(), rank, deadline] {
+    if (const auto self = weak.lock()) self->suspect(rank, deadline);
+  });
 }
 
 // Receives for which nothing can come any more.
@@ -56,11 +70,18 @@ void Post::end_hopeless_locked(uint64_t group, Doing& doing) {
 }
 
 void Post::fail(uint64_t group, const Error& why) noexcept {
+  note_failure(group, why);
+  end_all(group, why, why);
+}
+
+// What is under way here, and what others have offered.
+void Post::end_all(uint64_t group, const Error& why, const Error& why_others) noexcept {
   Doing doing;
   {
     MutexLock lock(mutex_);
     const auto box = boxes_.find(group);
     if (box != boxes_.end()) {
+      refuse_all_locked(box->second, why_others, false, doing);
       for (auto& receive : box->second.inbox.posted()) {
         box->second.inbox.withdraw(*receive);
         doing.endings.push_back({std::move(receive), -1, why});
@@ -68,23 +89,64 @@ void Post::fail(uint64_t group, const Error& why) noexcept {
     }
     withdraw_if_locked([&](const Sending& one) { return one.group == group; },
                        [&](const Sending&) { return why; }, doing);
-    std::erase_if(fillings_, [&](const auto& one) {
-      const auto& receive = static_cast<const Waiting&>(*one.second->receive());
-      if (receive.group != group) return false;
-      one.second->give_up();
-      doing.endings.push_back({one.second->receive(), -1, why});
-      return true;
-    });
+    give_up_if_locked([&](int, const Waiting& one) { return one.group == group; },
+                      [&](const Waiting&) { return why; }, doing);
   }
   perform_and_tell(doing);
 }
 
+void Post::note_failure(uint64_t group, const Error& why) noexcept {
+  MutexLock lock(mutex_);
+  if (!left_.contains(group)) failed_.emplace(group, why);
+}
+
+// What has come, and nobody will ask for.
+void Post::refuse_all_locked(Box& box, const Error& why, bool has_left_group, Doing& doing) {
+  box.inbox.drop_if([&](const auto& one) {
+    const Content& content = one.content;
+    if (!content.line) return false;  // this rank's own ends with its sending
+    // What has come whole before a failure can be received still.
+    if (content.offer == 0 && !has_left_group) return false;
+    if (content.offer == 0) {
+      doing.claims.emplace_back(content.line, one.envelope.bytes());
+    } else {
+      doing.replies.push_back(refusal_of(content.line, content.offer, why));
+    }
+    return true;
+  });
+}
+
+void Post::tell_failure(uint64_t group, int rank, const Error& why, bool may_dial) noexcept {
+  std::shared_ptr<Line> line;
+  {
+    MutexLock lock(mutex_);
+    const auto dialled = lines_.find(rank);
+    if (dialled != lines_.end()) line = dialled->second;
+    for (const auto& one : visitors_) {
+      if (!line && one->peer() == rank) line = one;
+    }
+  }
+  if (!line && may_dial) line = line_to(rank);
+  if (!line) return;
+  Letter letter;
+  letter.kind = Letter::kFailed;
+  letter.group = group;
+  const std::string told = messages::ToldError::of(why).text();
+  line->post(letter, std::as_bytes(std::span(told)));
+}
+
 void Post::leave(uint64_t group, const GroupSpec& spec) noexcept {
-  fail(group, Error(Code::kShutdown, "this rank has left the group"));
+  end_all(group, Error(Code::kShutdown, "this rank has left the group"), has_left());
+  Doing doing;
   std::vector<std::shared_ptr<Line>> lines;
   {
     MutexLock lock(mutex_);
-    boxes_.erase(group);
+    const auto box = boxes_.find(group);
+    if (box != boxes_.end()) {
+      refuse_all_locked(box->second, has_left(), true, doing);
+      boxes_.erase(box);
+    }
+    failed_.erase(group);
     left_.insert(group);
     const auto is_member = [&](int rank) {
       return std::find(spec.ranks.begin(), spec.ranks.end(), rank) != spec.ranks.end();
@@ -101,20 +163,28 @@ void Post::leave(uint64_t group, const GroupSpec& spec) noexcept {
   letter.group = group;
   letter.from = spec.rank;
   for (const auto& line : lines) line->post(letter);
+  perform(doing);
 }
 
 void Post::lose(int rank) noexcept {
   Doing doing;
   {
     MutexLock lock(mutex_);
-    if (!gone_.insert(rank).second) return;
+    // The group may have failed before, and that be the reason why the rank is gone.
+    const auto why_lost = [this, rank, failures = &failed_](uint64_t group) {
+      const auto failed = failures->find(group);
+      return failed == failures->end() ? gone(rank) : failed->second;
+    };
+    gone_.insert(rank);  // perhaps once more, and for what a line had brought that has ended since
     for (auto& [group, box] : boxes_) {
       if (std::find(box.ranks.begin(), box.ranks.end(), rank) != box.ranks.end()) {
         end_hopeless_locked(group, doing);
       }
     }
     withdraw_if_locked([&](const Sending& one) { return one.rank == rank; },
-                       [&](const Sending&) { return gone(rank); }, doing);
+                       [&](const Sending& one) { return why_lost(one.group); }, doing);
+    give_up_if_locked([&](int from, const Waiting&) { return from == rank; },
+                      [&](const Waiting& one) { return why_lost(one.group); }, doing);
   }
   perform_and_tell(doing);
 }
@@ -127,15 +197,17 @@ void Post::stop(Millis at_most) noexcept {
     if (stopped_) return;
     stopped_ = true;
     for (const auto& [rank, line] : lines_) lines.push_back(line);
+    for (const auto& [rank, line] : stripes_) lines.push_back(line);
     lines.insert(lines.end(), visitors_.begin(), visitors_.end());
     early_.clear();
     for (const auto& [group, box] : boxes_) groups.insert(group);
     for (const auto& [id, sending] : offers_) groups.insert(sending->group);
   }
   for (const uint64_t group : groups) {
-    fail(group, Error(Code::kShutdown, "this rank has left the group"));
+    end_all(group, Error(Code::kShutdown, "this rank has left the group"), has_left());
   }
   listener_.reset();
+  hosts_listener_.reset();
   const Deadline deadline = Deadline::after(at_most);
   for (const auto& line : lines) {
     line->drain(deadline);
@@ -143,7 +215,9 @@ void Post::stop(Millis at_most) noexcept {
   }
   MutexLock lock(mutex_);
   lines_.clear();
+  stripes_.clear();
   visitors_.clear();
+  boxes_.clear();  // messages know their lines, and those what they were filling, which knows this
 }
 
 }  // namespace farspan::dist::cpu

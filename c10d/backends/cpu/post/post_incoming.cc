@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/cpu/post/post.h>
+#include <farspan/c10d/backends/messages/told_error.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -19,7 +20,8 @@ std::string text_of(std::span<const std::byte> bytes) {
 }  // namespace
 
 void Post::greet(Line& line, const Letter& hello) {
-  if (line.is_dialled() || hello.offer != token_ || hello.from < 0) {
+  const bool is_rank = hello.from >= 0 && static_cast<size_t>(hello.from) < world_.names.size();
+  if (line.is_dialled() || hello.offer != token_ || !is_rank || line.peer() >= 0) {
     throw Error(Code::kCorrupt, "a stranger has connected");
   }
   line.set_peer(hello.from);
@@ -40,18 +42,18 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       message_came(line, letter, rest, doing);
       break;
     case Letter::kWithdraw:
-      withdrawn(line, letter, doing);
+      withdrawn(line, letter, rest, doing);
       break;
     case Letter::kAccept: {
       MutexLock lock(mutex_);
       const auto found = offers_.find(letter.offer);
       if (found == offers_.end()) break;
-      line.add(found->second);  // under the lock: nobody can withdraw it in between
-      doing.accepted = true;
+      check_answer(line, *found->second);
+      doing.accepted = found->second;
       break;
     }
     case Letter::kRefuse:
-      refused(letter, rest, doing);
+      refused(line, letter, rest, doing);
       break;
     case Letter::kClaimed:
       line.give_room(letter.count);
@@ -70,12 +72,37 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
     case Letter::kLeft:
       note_left(letter, doing);
       break;
+    case Letter::kFailed:
+      world_.on_failed(letter.group, messages::ToldError::from(rest));
+      break;
     default:
       throw Error(Code::kCorrupt, "a letter of an unknown kind");
   }
   perform(doing);
-  if (doing.accepted) line.write_on();
+  if (doing.accepted) write_accepted(line, doing.accepted);
   std::move(doing.endings.begin(), doing.endings.end(), std::back_inserter(endings));
+}
+
+void Post::write_accepted(Line& line, const std::shared_ptr<Sending>& sending) {
+  const auto lines = lines_for(line, *sending);
+  {
+    MutexLock lock(mutex_);  // nobody withdraws it in between
+    if (!offers_.contains(sending->id)) return;
+    for (const auto& one : lines) one->add(sending);
+  }
+  for (const auto& one : lines) one->write_on();
+}
+
+Error Post::has_left() const {
+  return Error(Code::kDisconnected, name_of(world_.rank) + " has left the group");
+}
+
+Post::Doing::Reply Post::refusal_of(std::shared_ptr<Line> line, uint64_t offer, const Error& why) {
+  Letter letter;
+  letter.kind = Letter::kRefuse;
+  letter.offer = offer;
+  letter.count = static_cast<uint64_t>(why.code());
+  return {std::move(line), letter, why.message()};
 }
 
 void Post::message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
@@ -83,20 +110,20 @@ void Post::message_came(Line& line, const Letter& letter, std::span<const std::b
   const messages::Envelope envelope = envelope_of(letter);
   const bool is_eager = letter.kind == Letter::kMessage;
   if (envelope.from < 0 || size_of(envelope.type) == 0 ||
-      (is_eager && envelope.bytes() != rest.size())) {
+      (is_eager ? envelope.bytes() != rest.size() : letter.offer == 0)) {
     throw Error(Code::kCorrupt, "a message that is none");
   }
   auto self = std::static_pointer_cast<Line>(line.shared_from_this());
   Inbox::Arrived message{envelope, {{}, is_eager ? 0 : letter.offer, std::move(self)}};
   MutexLock lock(mutex_);
-  if (left_.contains(letter.group)) {
-    if (is_eager) return;
-    Letter refusal;
-    refusal.kind = Letter::kRefuse;
-    refusal.offer = letter.offer;
-    refusal.count = static_cast<uint64_t>(Code::kDisconnected);
-    doing.replies.push_back(
-        {message.content.line, refusal, name_of(world_.rank) + " has left the group"});
+  const auto failed = failed_.find(letter.group);
+  if (left_.contains(letter.group) || failed != failed_.end()) {  // nobody takes it any more
+    if (is_eager) {
+      doing.claims.emplace_back(message.content.line, envelope.bytes());
+      return;
+    }
+    doing.replies.push_back(refusal_of(message.content.line, letter.offer,
+                                       failed != failed_.end() ? failed->second : has_left()));
     return;
   }
   Inbox& inbox = boxes_[letter.group].inbox;
@@ -110,41 +137,53 @@ void Post::message_came(Line& line, const Letter& letter, std::span<const std::b
 
 std::shared_ptr<Filling> Post::find(const Line& line, uint64_t offer) {
   MutexLock lock(mutex_);
-  const auto found = fillings_.find({&line, offer});
+  const auto found = fillings_.find({line.peer(), offer});
   return found == fillings_.end() ? nullptr : found->second;
 }
 
 void Post::on_filled(const Line& line, uint64_t offer, std::vector<Ending>& endings) {
   MutexLock lock(mutex_);
-  const auto found = fillings_.find({&line, offer});
+  const auto found = fillings_.find({line.peer(), offer});
   if (found == fillings_.end()) return;
   endings.push_back({found->second->receive(), found->second->from});
   fillings_.erase(found);
 }
 
-void Post::withdrawn(const Line& line, const Letter& letter, Doing& doing) {
+void Post::withdrawn(const Line& line, const Letter& letter, std::span<const std::byte> rest,
+                     Doing& doing) {
+  const std::string who = name_of(line.peer());
+  Error why = Error(Code::kTimeout, who + " gave up sending before all had come")
+                  .worker(who)
+                  .advice("give the send more time");
   MutexLock lock(mutex_);
+  if (!rest.empty()) {
+    why = failed_.emplace(letter.group, messages::ToldError::from(rest)).first->second;
+  }
   const auto box = boxes_.find(letter.group);
   if (box != boxes_.end()) {
     box->second.inbox.drop_if([&](const auto& one) {
       return one.content.line.get() == &line && one.content.offer == letter.offer;
     });
   }
-  const auto filling = fillings_.find({&line, letter.offer});
+  const auto filling = fillings_.find({line.peer(), letter.offer});
   if (filling == fillings_.end()) return;
-  filling->second->give_up();
-  doing.endings.push_back(
-      {filling->second->receive(), -1,
-       Error(Code::kTimeout, name_of(line.peer()) + " gave up sending before all had come")
-           .worker(name_of(line.peer()))
-           .advice("give the send more time")});
+  doing.endings.push_back({filling->second->give_up(), -1, std::move(why)});
   fillings_.erase(filling);
 }
 
-void Post::refused(const Letter& letter, std::span<const std::byte> text, Doing& doing) {
+// Only who was offered a message answers, and on the line that the offer went by.
+void Post::check_answer(const Line& line, const Sending& sending) {
+  if (line.is_dialled() && line.peer() == sending.rank) return;
+  throw Error(Code::kCorrupt, "an answer to another rank's message");
+}
+
+void Post::refused(const Line& line, const Letter& letter, std::span<const std::byte> text,
+                   Doing& doing) {
   MutexLock lock(mutex_);
   const auto found = offers_.find(letter.offer);
   if (found == offers_.end()) return;
+  check_answer(line, *found->second);
+  for (const auto& one : all_lines_locked(line.peer())) one->give_up(*found->second);
   const std::string to = name_of(found->second->rank);
   const Code code = code_from_wire(static_cast<uint16_t>(letter.count));
   doing.endings.push_back({found->second, -1, Error(code, text_of(text)).worker(to)});

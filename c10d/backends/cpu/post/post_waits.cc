@@ -4,6 +4,7 @@
 
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/post/waiting.h>
+#include <farspan/c10d/backends/messages/told_error.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -44,7 +45,7 @@ bool Post::wait(Waiting& receive, Deadline deadline) {
   if (receive.rank >= 0) {
     MutexLock lock(mutex_);
     for (const auto& one : visitors_) {
-      if (one->peer() == receive.rank) line = one;
+      if (!line && one->peer() == receive.rank) line = one;  // the others bring only parts
     }
   }
   const Deadline own = receive.wanted.deadline;
@@ -59,14 +60,18 @@ bool Post::withdraw_locked(Sending& sending, Doing& doing) {
     box->second.inbox.drop_if(
         [&](const auto& one) { return !one.content.line && one.content.offer == sending.id; });
   }
+  for (const auto& one : all_lines_locked(sending.rank)) one->give_up(sending);
   const auto line = lines_.find(sending.rank);
   if (line == lines_.end()) return true;
-  line->second->give_up(sending);
   Letter letter;
   letter.kind = Letter::kWithdraw;
   letter.group = sending.group;
   letter.offer = sending.id;
   doing.replies.push_back({line->second, letter, {}});
+  const auto failed = failed_.find(sending.group);
+  if (failed != failed_.end()) {
+    doing.replies.back().text = messages::ToldError::of(failed->second).text();
+  }
   return true;
 }
 
@@ -79,6 +84,18 @@ void Post::withdraw_if_locked(const std::function<bool(const Sending&)>& conditi
   for (const auto& sending : chosen) {
     if (withdraw_locked(*sending, doing)) doing.endings.push_back({sending, -1, why(*sending)});
   }
+}
+
+// Of messages that come in just now.
+void Post::give_up_if_locked(const std::function<bool(int from, const Waiting&)>& condition,
+                             const std::function<Error(const Waiting&)>& why, Doing& doing) {
+  std::erase_if(fillings_, [&](const auto& one) {
+    const auto& receive = static_cast<const Waiting&>(*one.second->receive());
+    if (!condition(one.first.first, receive)) return false;
+    Error error = why(receive);
+    doing.endings.push_back({one.second->give_up(), -1, std::move(error)});
+    return true;
+  });
 }
 
 // False when its message is being copied just now.
@@ -160,13 +177,8 @@ void Post::look() {
     }
     withdraw_if_locked([](const Sending& one) { return one.message.deadline.expired(); },
                        [](const Sending& one) { return late(one); }, doing);
-    std::erase_if(fillings_, [&](const auto& one) {
-      const auto& receive = one.second->receive();
-      if (!receive->wanted.deadline.expired()) return false;
-      one.second->give_up();
-      doing.endings.push_back({receive, -1, late(*receive)});
-      return true;
-    });
+    give_up_if_locked([](int, const Waiting& one) { return one.wanted.deadline.expired(); },
+                      [](const Waiting& one) { return late(one); }, doing);
     if (some_left && !stopped_) look_soon_locked();
   }
   perform_and_tell(doing);

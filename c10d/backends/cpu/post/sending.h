@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -39,15 +40,28 @@ class Sending final : public detail::FutureState<int> {
   const Block data;
   const TimePoint begun = Clock::now();
 
+  // Its bytes in parts, which may leave on several lines at once.
+  struct Range {
+    uint64_t begin, size;
+  };
+  std::optional<Range> next_part(uint64_t size) noexcept {
+    const uint64_t begin = next_.fetch_add(size);
+    if (begin > 0 && begin >= envelope.bytes()) return std::nullopt;  // an empty one has one part
+    return Range{begin, std::min(size, envelope.bytes() - begin)};
+  }
+  // So many bytes have left; true when none is left.
+  bool left(uint64_t bytes) noexcept { return left_.fetch_add(bytes) + bytes == envelope.bytes(); }
+
  protected:
   bool block(Deadline deadline) override;
 
  private:
   const std::shared_ptr<Post> post_;
+  std::atomic<uint64_t> next_{0}, left_{0};
 };
 
-// Where the bytes of an accepted message go. Who waits for them may give up meanwhile: nothing is
-// written there after that.
+// Where the bytes of an accepted message go, from several lines at once. Who waits for them may
+// give up meanwhile: nothing is written there after that.
 //
 // Threading: every method from any thread.
 class Filling {
@@ -61,19 +75,29 @@ class Filling {
 
   const int from;  // rank in the group
 
+  // Under the post's lock, as give_up().
   const std::shared_ptr<messages::Receive>& receive() const noexcept { return receive_; }
   uint64_t size() const noexcept { return size_; }
 
-  void give_up() {
+  // Nothing more is written. Lets go of the receive, which knows its post, and returns it.
+  std::shared_ptr<messages::Receive> give_up() {
     MutexLock lock(mutex_);
     place_ = nullptr;
+    while (writers_ > 0) idle_.wait(mutex_);  // they do not block
+    return std::move(receive_);
   }
   // Calls write(place) with where the byte number `offset` goes, or null, unless given up; returns
   // what it does.
   template <class Write>
   auto write_at(uint64_t offset, const Write& write) {
-    MutexLock lock(mutex_);
-    return write(place_ ? place_ + offset : nullptr);
+    struct Writing {
+      Filling& filling;
+      std::byte* place;
+      explicit Writing(Filling& one) : filling(one), place(one.begin_writing()) {}
+      ~Writing() { filling.end_writing(); }
+    };
+    const Writing writing(*this);
+    return write(writing.place ? writing.place + offset : nullptr);
   }
   // So many bytes have come; true when none is left.
   bool came(uint64_t bytes) {
@@ -83,8 +107,20 @@ class Filling {
   }
 
  private:
-  const std::shared_ptr<messages::Receive> receive_;
+  std::byte* begin_writing() {
+    MutexLock lock(mutex_);
+    ++writers_;
+    return place_;
+  }
+  void end_writing() {
+    MutexLock lock(mutex_);
+    if (--writers_ == 0) idle_.notify_all();
+  }
+
+  std::shared_ptr<messages::Receive> receive_;
   Mutex mutex_;
+  CondVar idle_;
+  int writers_ FARSPAN_GUARDED_BY(mutex_) = 0;
   std::byte* place_ FARSPAN_GUARDED_BY(mutex_);
   const uint64_t size_;
   uint64_t left_ FARSPAN_GUARDED_BY(mutex_);

@@ -7,10 +7,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include <farspan/c10d/base/error.h>
 
-namespace farspan::dist::cpu {
+namespace farspan::dist::messages {
 
 // Threading: plain data.
 struct ToldError {
@@ -21,7 +23,12 @@ struct ToldError {
 
   static ToldError of(const Error& error) noexcept;
   Error error() const;
+
+  // Its bytes, in a message.
+  std::string text() const;
+  //   throws  Error kCorrupt: there is none
+  static Error from(std::span<const std::byte> bytes);
 };
 static_assert(sizeof(ToldError) == 496);
 
-}  // namespace farspan::dist::cpu
+}  // namespace farspan::dist::messages

@@ -1,10 +1,10 @@
-#include <farspan/c10d/backends/cpu/told_error.h>
+#include <farspan/c10d/backends/messages/told_error.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
-namespace farspan::dist::cpu {
+namespace farspan::dist::messages {
 namespace {
 
 template <size_t kSize>
@@ -32,4 +32,15 @@ Error ToldError::error() const {
   return Error(code_from_wire(code), read(message)).worker(read(worker)).advice(read(advice));
 }
 
-}  // namespace farspan::dist::cpu
+std::string ToldError::text() const {
+  return std::string(reinterpret_cast<const char*>(this), sizeof *this);
+}
+
+Error ToldError::from(std::span<const std::byte> bytes) {
+  ToldError told;
+  if (bytes.size() != sizeof told) throw Error(Code::kCorrupt, "a failure that is none");
+  std::memcpy(&told, bytes.data(), sizeof told);
+  return told.error();
+}
+
+}  // namespace farspan::dist::messages

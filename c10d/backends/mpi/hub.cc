@@ -1,0 +1,285 @@
+#include <farspan/c10d/backends/mpi/hub.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <farspan/c10d/backends/messages/told_error.h>
+#include <farspan/c10d/backends/mpi/pause.h>
+#include <farspan/c10d/base/log.h>
+
+namespace farspan::dist::mpi {
+namespace {
+
+void append(std::string& list, int rank) {
+  list += (list.empty() ? "" : ", ") + std::to_string(rank);
+}
+
+}  // namespace
+
+Hub::Hub(MPI_Comm ranks) : wire_(ranks), mail_(*this, wire_) {
+  rank_ = wire_.rank();
+  size_ = wire_.size();
+  for (const Kind word : {Kind::kHello, Kind::kBye}) {
+    words_[word].heard.resize(static_cast<size_t>(wire_.size()));
+  }
+}
+
+void Hub::check_open_locked() const {
+  if (broken_) throw *broken_;
+}
+
+std::string Hub::exchange(Kind word, uint64_t number, Deadline deadline, Micros longest_pause) {
+  {
+    MutexLock lock(mutex_);
+    check_open_locked();
+    Header header;
+    header.kind = word;
+    header.number = number;
+    for (int rank = 0; rank < wire_.size() && words_[word].said < number; ++rank) {
+      wire_.send(rank, header);
+    }
+    words_[word].said = number;
+  }
+  for (Pause pause(longest_pause);;) {
+    Endings endings;
+    std::string missing;
+    bool came = false;
+    {
+      MutexLock lock(mutex_);
+      check_open_locked();
+      came = poll_locked(endings);
+      const auto& heard = words_[word].heard;
+      for (size_t rank = 0; rank < heard.size(); ++rank) {
+        if (heard[rank] < number) append(missing, static_cast<int>(rank));
+      }
+    }
+    tell(endings);
+    if (missing.empty() || deadline.expired()) return missing;
+    if (!came) pause.take();
+  }
+}
+
+GroupSpec Hub::meet(Deadline deadline) {
+  GroupSpec spec;
+  uint64_t start = 0;
+  {
+    MutexLock lock(mutex_);
+    start = starts_ + 1;
+  }
+  spec.rank = rank_;
+  for (int rank = 0; rank < size_; ++rank) spec.ranks.push_back(rank);
+  const std::string missing = exchange(Kind::kHello, start, deadline, Millis(1));
+  if (!missing.empty()) {
+    timed_out_ = true;
+    throw Error(Code::kTimeout,
+                "rank " + missing + " of " + std::to_string(spec.size()) + " did not come in time")
+        .worker("rank " + missing)
+        .advice("each rank that mpirun has started must call it");
+  }
+  MutexLock lock(mutex_);
+  starts_ = start;
+  spec.name = "mpi." + std::to_string(start);
+  return spec;
+}
+
+std::string Hub::say_bye(Deadline deadline) {
+  return exchange(Kind::kBye, 1, deadline, Millis(10));
+}
+
+std::shared_ptr<Room> Hub::room_locked(uint64_t id) {
+  auto& room = rooms_[id];
+  if (!room) {
+    room = std::make_shared<Room>();
+    room->id = id;
+  }
+  return room;
+}
+
+std::shared_ptr<Room> Hub::open(const GroupSpec& spec) {
+  MutexLock lock(mutex_);
+  const auto room = room_locked(spec.id());
+  room->spec = spec;
+  return room;
+}
+
+void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing) {
+  for (Pause pause;;) {
+    Endings endings;
+    std::optional<Error> why;
+    std::string missing;
+    bool came = false;
+    {
+      MutexLock lock(mutex_);
+      came = poll_locked(endings);
+      try {
+        if (room.is_left) throw Error(Code::kShutdown, "this rank has left the group");
+        if (room.failure) throw *room.failure;
+        check_open_locked();
+        for (int rank = 0; rank < room.spec.size(); ++rank) {
+          if (rank == room.spec.rank || !is_missing(rank, wire_)) continue;
+          if (room.left.contains(rank)) throw room.has_left(rank);
+          append(missing, room.spec.ranks[static_cast<size_t>(rank)]);
+        }
+      } catch (const Error& error) {
+        why = error;
+      }
+    }
+    tell(endings);
+    if (why) throw *why;
+    if (missing.empty()) return;
+    if (deadline.expired()) {
+      timed_out_ = true;
+      throw Error(Code::kTimeout, "waited for rank " + missing)
+          .advice("look at what it does, or give the operation more time")
+          .worker("rank " + missing);
+    }
+    came ? pause.reset() : pause.take();
+  }
+}
+
+// What this rank has sent last may need help to leave.
+void Hub::finish(Room& room) noexcept {
+  Endings endings;
+  {
+    MutexLock lock(mutex_);
+    room.streams.clear();
+    room.ready.clear();
+    try {
+      if (!broken_) wire_.tidy();
+    } catch (const Error& error) {
+      break_locked(error, endings);
+    }
+    call_thread_locked();
+  }
+  tell(endings);
+}
+
+Future<int> Hub::send(Room& room, const Message& message, Block data) {
+  MutexLock lock(mutex_);
+  try {
+    check_open_locked();
+    Future<int> sent = mail_.send(room, message, data);
+    call_thread_locked();
+    return sent;
+  } catch (const Error& error) {
+    return make_error_future<int>(error);
+  }
+}
+
+Future<int> Hub::recv(Room& room, const Message& message, Block data) {
+  const auto receive = std::make_shared<Receiving>(*this, message, data);
+  Endings endings;
+  {
+    MutexLock lock(mutex_);
+    try {
+      check_open_locked();
+      poll_locked(endings);
+      mail_.post(room, receive, endings);
+      call_thread_locked();
+    } catch (const Error& error) {
+      endings.push_back({receive, -1, error});
+    }
+  }
+  tell(endings);
+  return Future<int>(receive);
+}
+
+bool Hub::wait(FutureCore& message, Deadline deadline, Deadline own) {
+  // A thread of a worker's has other things to do meanwhile; the hub's own does this.
+  if (Waiter* const waiter = current_waiter()) {
+    return waiter->wait(message, deadline);
+  }
+  const CallbackPause callbacks;
+  for (Pause pause;;) {
+    if (message.ready()) return true;
+    if (deadline.expired()) return false;
+    Endings endings;
+    bool came = false;
+    {
+      MutexLock lock(mutex_);
+      came = poll_locked(endings);
+      if (own.expired()) expire_locked(endings);
+    }
+    came = came || !endings.empty();
+    tell(endings);
+    came ? pause.reset() : pause.take();
+  }
+}
+
+void Hub::end_hopeless_locked(Room& room, Endings& endings) {
+  mail_.end_hopeless(
+      room, [&room](int rank) { return room.why_none(rank); }, endings);
+}
+
+void Hub::fail_locked(Room& room, const Error& why, Endings& endings) {
+  if (room.failure) return;
+  room.failure = why;
+  room.entered.clear();
+  end_hopeless_locked(room, endings);
+}
+
+// Nothing goes through MPI any more.
+void Hub::break_locked(const Error& why, Endings& endings) {
+  if (broken_) return;
+  broken_ = why;
+  log(why.code() == Code::kShutdown ? LogLevel::kDebug : LogLevel::kError, "c10d/mpi", why.what());
+  for (const auto& [id, room] : rooms_) {
+    room->failure = room->failure.value_or(why);
+    for (auto& receive : room->inbox.posted()) {
+      room->inbox.withdraw(*receive);
+      endings.push_back({std::move(receive), -1, why});
+    }
+  }
+  mail_.end_all(why, endings);
+}
+
+void Hub::tell_all_locked(const Room& room, Kind kind, std::span<const std::byte> content) {
+  Header header;
+  header.group = room.id;
+  header.from = room.spec.rank;
+  header.kind = kind;
+  for (const int rank : room.spec.ranks) {
+    if (rank != wire_.rank()) wire_.send(rank, header, content);
+  }
+}
+
+void Hub::fail(Room& room, const Error& why) noexcept {
+  Endings endings;
+  {
+    MutexLock lock(mutex_);
+    // What ends after this rank has left is no failure of the others'.
+    if (room.is_left || room.failure) return;
+    try {
+      fail_locked(room, why, endings);
+      const std::string told = messages::ToldError::of(why).text();
+      if (!broken_) tell_all_locked(room, Kind::kFailure, std::as_bytes(std::span(told)));
+    } catch (const Error& error) {
+      break_locked(error, endings);
+    }
+  }
+  tell(endings);
+}
+
+void Hub::leave(Room& room) noexcept {
+  Endings endings;
+  {
+    MutexLock lock(mutex_);
+    if (room.is_left) return;
+    room.is_left = true;
+    rooms_.erase(room.id);
+    left_.insert(room.id);
+    try {
+      if (!broken_) {
+        end_hopeless_locked(room, endings);
+        mail_.drop_arrived(room);
+        tell_all_locked(room, Kind::kLeft, {});
+        call_thread_locked();
+      }
+    } catch (const Error& error) {
+      break_locked(error, endings);
+    }
+  }
+  tell(endings);
+}
+
+}  // namespace farspan::dist::mpi

@@ -1,0 +1,93 @@
+#include <farspan/c10d/group/subgroups.h>
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include <farspan/c10d/group/collectives.h>
+
+namespace farspan::dist {
+namespace {
+
+Group parent_of(const SubgroupOptions& options) {
+  return options.parent ? options.parent : default_group();
+}
+
+[[noreturn]] void refuse(const char* operation, const std::string& what) {
+  throw Error(Code::kInvalidArgument, what).operation(operation);
+}
+
+void check_disjoint(const char* operation, const std::vector<std::vector<int>>& lists) {
+  if (lists.empty()) refuse(operation, "no group was named");
+  std::set<int> seen;
+  for (const auto& list : lists) {
+    for (const int rank : list) {
+      if (seen.insert(rank).second) continue;
+      refuse(operation, "rank " + std::to_string(rank) + " was named twice");
+    }
+  }
+}
+
+}  // namespace
+
+Group split_group(int color, int key, const SubgroupOptions& options) {
+  const Group parent = parent_of(options);
+  const at::Tensor own = at::tensor({int64_t{color}, int64_t{key}});
+  const at::Tensor all = at::empty({parent->size(), 2}, at::kLong);
+  all_gather_into_tensor(all, own, {.group = parent, .timeout = options.timeout});
+  std::vector<std::tuple<int64_t, int>> members, others;  // by key, and then by rank
+  for (int rank = 0; rank < parent->size(); ++rank) {
+    auto& list = all[rank][0].item<int64_t>() == color ? members : others;
+    list.emplace_back(all[rank][1].item<int64_t>(), rank);
+  }
+  // A group of others says so when it is used; where there are none, all have declined.
+  const bool declines = color < 0;
+  auto& chosen = declines && !others.empty() ? others : members;
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<int> ranks;
+  for (const auto& [at, rank] : chosen) ranks.push_back(parent->global_rank(rank));
+  if (!declines) return new_group_of(parent, ranks, options.timeout);
+  return std::make_shared<ProcessGroup>(GroupSpec{parent->name() + "/of others", ranks, -1},
+                                        parent->own_global_rank(), nullptr, parent->timeout());
+}
+
+Group split_group(const std::vector<std::vector<int>>& split_ranks,
+                  const SubgroupOptions& options) {
+  const Group parent = parent_of(options);
+  check_disjoint("split_group", split_ranks);
+  const auto own = std::find_if(split_ranks.begin(), split_ranks.end(), [&](const auto& list) {
+    return std::find(list.begin(), list.end(), parent->own_global_rank()) != list.end();
+  });
+  return new_group_of(parent, own == split_ranks.end() ? split_ranks.front() : *own,
+                      options.timeout);
+}
+
+Subgroups new_subgroups(int group_size, const SubgroupOptions& options) {
+  const std::vector<int>& ranks = parent_of(options)->ranks();
+  if (group_size <= 0 || ranks.size() % static_cast<size_t>(group_size) != 0) {
+    refuse("new_subgroups", std::to_string(ranks.size()) + " ranks do not make groups of " +
+                                std::to_string(group_size));
+  }
+  std::vector<std::vector<int>> lists;
+  for (auto at = ranks.begin(); at != ranks.end(); at += group_size) {
+    lists.emplace_back(at, at + group_size);
+  }
+  return new_subgroups_by_enumeration(lists, options);
+}
+
+Subgroups new_subgroups_by_enumeration(const std::vector<std::vector<int>>& ranks_per_subgroup_list,
+                                       const SubgroupOptions& options) {
+  const Group parent = parent_of(options);
+  check_disjoint("new_subgroups_by_enumeration", ranks_per_subgroup_list);
+  Subgroups groups;
+  for (const auto& ranks : ranks_per_subgroup_list) {
+    groups.all.push_back(new_group_of(parent, ranks, options.timeout));
+    if (groups.all.back()->rank() >= 0) groups.own = groups.all.back();
+  }
+  return groups;
+}
+
+}  // namespace farspan::dist
