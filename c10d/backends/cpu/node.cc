@@ -108,6 +108,7 @@ void Node::listen_to_hosts(const BackendContext& context) {
 void Node::open_post() {
   PostWorld world;
   world.rank = rank_;
+  world.attach_bytes = tuning().attach;
   world.stripe_bytes = tuning().stripe;
   world.stripes = static_cast<size_t>(tuning().stripes);
   for (int rank = 0; rank < world_size_; ++rank) {

@@ -23,6 +23,7 @@ constexpr Setting kSettings[] = {
     {"FARSPAN_CPU_HOSTS_SMALL_BYTES", &Tuning::hosts_small, 0, uint64_t{1} << 30, 1},
     {"FARSPAN_CPU_TREE_BYTES", &Tuning::tree, 0, kLarge, 1},
     {"FARSPAN_CPU_PIECE_BYTES", &Tuning::piece, 64, uint64_t{1} << 30, 64},
+    {"FARSPAN_CPU_ATTACH_BYTES", &Tuning::attach, 0, kLarge, 1},
     {"FARSPAN_CPU_STRIPE_BYTES", &Tuning::stripe, 0, kLarge, 1},
     {"FARSPAN_CPU_STRIPES", &Tuning::stripes, 1, 16, 1},
 };

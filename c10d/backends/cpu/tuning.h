@@ -23,6 +23,9 @@ struct Tuning {
   uint64_t tree = uint64_t{64} << 10;  // FARSPAN_CPU_TREE_BYTES
   // What is larger goes from host to host in pieces of this size, a multiple of 64.
   uint64_t piece = uint64_t{1} << 20;  // FARSPAN_CPU_PIECE_BYTES
+  // Within a host a receiver reads a message of this size on in its sender's memory, where that is
+  // allowed; those up to 32 KiB never.
+  uint64_t attach = uint64_t{32} << 10;  // FARSPAN_CPU_ATTACH_BYTES
   // A message to another host goes over several connections from this size on, and how many.
   uint64_t stripe = uint64_t{8} << 20;  // FARSPAN_CPU_STRIPE_BYTES
   uint64_t stripes = 4;                 // FARSPAN_CPU_STRIPES, 1 to 16

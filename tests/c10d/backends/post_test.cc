@@ -3,8 +3,12 @@
 // ThreadSanitizer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -30,18 +34,30 @@ using testing::make_job;
 using testing::message;
 using Bytes = std::vector<std::byte>;
 
-// Within a host, and between hosts.
-class Posts : public ::testing::TestWithParam<testing::HostOf> {
+struct Way {
+  std::string name;
+  testing::HostOf host_of;
+  std::string attach;  // from so many bytes on receivers read the memory of senders
+};
+
+class Posts : public ::testing::TestWithParam<Way> {
  protected:
   // Between hosts messages of 100,000 bytes go over several lines already.
-  void SetUp() override { setenv("FARSPAN_CPU_STRIPE_BYTES", "100000", 1); }
-  void TearDown() override { unsetenv("FARSPAN_CPU_STRIPE_BYTES"); }
-  static const testing::HostOf& host_of() { return GetParam(); }
+  void SetUp() override {
+    setenv("FARSPAN_CPU_STRIPE_BYTES", "100000", 1);
+    setenv("FARSPAN_CPU_ATTACH_BYTES", GetParam().attach.c_str(), 1);
+  }
+  void TearDown() override {
+    unsetenv("FARSPAN_CPU_STRIPE_BYTES");
+    unsetenv("FARSPAN_CPU_ATTACH_BYTES");
+  }
+  static const testing::HostOf& host_of() { return GetParam().host_of; }
 };
-INSTANTIATE_TEST_SUITE_P(Each, Posts, ::testing::Values(testing::one_host, testing::own_host),
-                         [](const auto& one) {
-                           return one.param(0).empty() ? "OneHost" : "OwnHosts";
-                         });
+INSTANTIATE_TEST_SUITE_P(Each, Posts,
+                         ::testing::Values(Way{"Attached", testing::one_host, "0"},
+                                           Way{"OneHost", testing::one_host, "1000000000000"},
+                                           Way{"OwnHosts", testing::own_host, "0"}),
+                         [](const auto& one) { return one.param.name; });
 
 Bytes bytes_of(size_t size, unsigned seed) {
   Bytes bytes(size);
@@ -292,6 +308,49 @@ TEST_P(Posts, ThreadsThatSendFirstAtOnceShareALine) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+// As in containers that do not let a process read another one's memory.
+void forbid_reading_processes() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{4, program};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
+    std::perror("no filter");
+    _exit(1);
+  }
+}
+
+// Ends this process: with 0 when all arrived, and the log told once why it went another way.
+[[noreturn]] void exchange_without_attach() {
+  forbid_reading_processes();
+  std::atomic<int> told{0};
+  set_log_level(LogLevel::kInfo);
+  set_log_sink([&](LogLevel, std::string_view, std::string_view text) {
+    told += text.find("its memory cannot be read here") != std::string_view::npos ? 1 : 0;
+  });
+  bool is_right = true;
+  {
+    const auto job = make_job(2);
+    for (unsigned round = 0; round < 20; ++round) {
+      Bytes bytes = bytes_of(1'000'000 * (round % 7) + 100'000, round), got(bytes.size());
+      const auto sent = job[0]->send(message(1), block_of(bytes));
+      is_right = is_right && job[1]->recv(message(0), block_of(got)).wait() == 0 && got == bytes;
+      sent.wait();
+    }
+  }
+  std::fprintf(stderr, "all %s, told %d times\n", is_right ? "right" : "wrong", told.load());
+  _exit(is_right && told == 1 ? 0 : 1);
+}
+
+TEST(Post, WhereMemoryCannotBeReadMessagesComeThroughTheSocket) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(exchange_without_attach(), ::testing::ExitedWithCode(0), "all right, told 1 times");
 }
 
 // Connects to a rank's post as a stranger.

@@ -16,7 +16,8 @@ struct Letter {
     kHello = 1,  // the first: `from` is the dialler's rank in the default group, `offer` the token
                  // of who listens
     kMessage = 2,   // with its bytes
-    kOffer = 3,     // a message that is too large to be sent before somebody asks for it
+    kOffer = 3,     // a message that is too large to be sent before somebody asks for it; an
+                    // Origin follows where its bytes may be read there
     kData = 4,      // a part of what was accepted, from `offset` on
     kWithdraw = 5,  // of an offer: whoever sent it has given up
     kAskLeft = 6,   // whether the other end, `from` in the group, has left it
@@ -25,6 +26,7 @@ struct Letter {
     kAccept = 16,   // of an offer
     kRefuse = 17,   // of an offer; `bytes` of text say why, `count` is the Code
     kClaimed = 18,  // messages of so many bytes (`count`) have been asked for
+    kTaken = 19,    // of an offer, whose bytes have been read where they lay
     // Both ways:
     kLeft = 32,  // `from` has left the group
   };
@@ -44,6 +46,15 @@ struct Letter {
 };
 static_assert(sizeof(Letter) == 56);
 static_assert(std::endian::native == std::endian::little);
+
+// Where the bytes of an offer lie in the memory of who sends it, and a number beside it that changes
+// before they do.
+struct Origin {
+  uint64_t address = 0;
+  uint64_t mark_address = 0;
+  uint64_t mark = 0;
+};
+static_assert(sizeof(Origin) == 24);
 
 // Messages up to this size are sent at once, whether somebody has asked for them or not.
 inline constexpr uint64_t kEagerBytes = 32 << 10;

@@ -12,6 +12,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
+#include <farspan/c10d/net/process_memory.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -56,6 +57,7 @@ void Line::open(std::unique_ptr<transport::Stream> stream) {
     if (state_ == State::kEnded) return;
     stream_ = std::move(stream);
   }
+  attachable_ = net::peer_process(stream_->read_descriptor());
   reactor_.add(shared_from_this());
   State opening = State::kOpening;
   if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
@@ -90,6 +92,13 @@ void Line::end(const Error& why) noexcept {
   if (state_ == State::kEnded) return;
   close();
   if (const auto owner = owner_.lock()) owner->on_end(*this, why);
+}
+
+void Line::forbid_attach(int error) noexcept {
+  if (attachable_.exchange(0) == 0) return;
+  log(LogLevel::kInfo, "c10d/backends/cpu",
+      "messages of rank " + std::to_string(peer()) + " come through its socket: its memory " +
+          "cannot be read here: " + std::strerror(error));
 }
 
 bool Line::take_room(uint64_t bytes) noexcept {

@@ -67,6 +67,10 @@ class Line final : public net::Source {
   int peer() const noexcept { return peer_.load(); }
   void set_peer(int rank) noexcept { peer_.store(rank); }
 
+  // The process at the other end, whose memory may be read, as far as is known; 0: none.
+  pid_t attachable() const noexcept { return attachable_.load(); }
+  void forbid_attach(int error) noexcept;
+
   // What was sent on it, and has not been asked for, as far as is known. False: there is no room.
   bool take_room(uint64_t bytes) noexcept;
   void give_room(uint64_t bytes) noexcept { unclaimed_.fetch_sub(bytes); }
@@ -110,6 +114,7 @@ class Line final : public net::Source {
   const std::weak_ptr<LineOwner> owner_;
   const bool dialled_;
   std::atomic<int> peer_{-1};
+  std::atomic<pid_t> attachable_{0};
   std::atomic<State> state_{State::kOpening};
   std::atomic<uint64_t> unclaimed_{0}, claimed_{0};
   std::unique_ptr<transport::Stream> stream_;  // constant after open()

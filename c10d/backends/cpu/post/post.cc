@@ -185,8 +185,9 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
   Doing doing;
   const messages::Envelope envelope{spec.rank, message.tag, message.type, data.count};
   const auto make = [&] {
-    return std::make_shared<Sending>(shared_from_this(), next_offer_.fetch_add(1), group, rank,
-                                     spec.rank, message, data);
+    const uint64_t id = next_offer_.fetch_add(1);
+    return std::make_shared<Sending>(shared_from_this(), id, group, rank, token_ + id, spec.rank,
+                                     message, data);
   };
   std::shared_ptr<Sending> sending;
   if (rank == world_.rank) {
@@ -228,7 +229,10 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
     }
     Letter letter = letter_of(Letter::kOffer, group, envelope);
     letter.offer = sending->id;
-    if (!line->post(letter)) {  // it has ended, and on_end() may have come before the offer
+    const Origin origin = sending->origin();
+    const bool may_attach =
+        !world_.is_far[static_cast<size_t>(rank)] && envelope.bytes() >= world_.attach_bytes;
+    if (!line->post(letter, std::as_bytes(std::span(&origin, may_attach ? 1 : 0)))) {  // it has ended, and on_end() may have come before the offer
       MutexLock lock(mutex_);
       if (offers_.erase(sending->id) > 0) doing.endings.push_back({sending, -1, gone(rank)});
     }
@@ -267,6 +271,11 @@ Future<int> Post::recv(uint64_t group, const GroupSpec& spec, const Message& mes
       look_soon_locked();
     }
   }
+  // Not by this thread, which goes on unless it waits.
+  for (const auto& one : doing.pulls) {
+    if (one->is_large()) pull_soon(one);
+  }
+  std::erase_if(doing.pulls, [](const auto& one) { return one->is_large(); });
   perform_and_tell(doing);
   return Future<int>(receive);
 }
@@ -301,8 +310,14 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
   } else if (content.offer == 0) {
     doing.copies.push_back({nullptr, std::move(content.bytes), envelope.from, receive});
   } else {
-    fillings_.emplace(FillingKey(content.line->peer(), content.offer),
-                      std::make_shared<Filling>(receive, envelope.from));
+    const auto filling = std::make_shared<Filling>(receive, envelope.from);
+    fillings_.emplace(FillingKey(content.line->peer(), content.offer), filling);
+    if (content.origin && content.line->attachable() != 0) {
+      doing.pulls.push_back(
+          std::make_shared<Pull>(content.line, content.offer, *content.origin, filling));
+      static_cast<Waiting&>(*receive).pull = doing.pulls.back();
+      return;
+    }
     Letter letter;
     letter.kind = Letter::kAccept;
     letter.offer = content.offer;
@@ -321,6 +336,12 @@ void Post::perform(Doing& doing) {
     line->post(letter, std::as_bytes(std::span(text)));
   }
   for (const auto& [line, bytes] : doing.claims) line->claim(bytes + kMessageOverhead);
+  for (auto& one : doing.pulls) {
+    doing.endings.push_back({.future = nullptr, .go_on = [self = shared_from_this(), one] {
+                               if (one->is_large()) self->pull_soon(one);
+                               self->pull(one);
+                             }});
+  }
 }
 
 void Post::perform_and_tell(Doing& doing) noexcept {

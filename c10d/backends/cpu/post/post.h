@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <farspan/c10d/backends/cpu/post/line.h>
+#include <farspan/c10d/backends/cpu/post/pull.h>
 #include <farspan/c10d/backends/messages/inbox.h>
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
@@ -35,6 +36,7 @@ struct PostWorld {
   // To those: messages from this size on go over so many lines at once.
   uint64_t stripe_bytes = 0;
   size_t stripes = 1;
+  uint64_t attach_bytes = 0;  // within the host: from this size on receivers read senders' memory
   std::function<void(int)> watch;    // somebody waits long for this rank
   std::function<void(int)> on_gone;  // the line to it has ended
   // A rank has told that this group is of no use any more. From the thread that reads: be quick.
@@ -99,7 +101,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   struct Content {                 // of a message that nobody has asked for
     std::vector<std::byte> bytes;  // of an eager one; else:
     uint64_t offer = 0;
-    std::shared_ptr<Line> line;  // null: this rank's own
+    std::shared_ptr<Line> line = nullptr;  // null: this rank's own
+    std::optional<Origin> origin = {};
   };
   using Inbox = messages::Inbox<Content>;
   using Receive = messages::Receive;
@@ -126,6 +129,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
     std::vector<Reply> replies;
     std::vector<Copy> copies;
     std::vector<std::pair<std::shared_ptr<Line>, uint64_t>> claims;
+    std::vector<std::shared_ptr<Pull>> pulls;
     std::shared_ptr<Sending> accepted;  // a message of this rank's, which can be written now
   };
   struct Looks {  // what look() does without the lock
@@ -158,10 +162,14 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void offer(const std::shared_ptr<Sending>& sending, Doing& doing);
   void match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& receive, Doing& doing)
       FARSPAN_REQUIRES(mutex_);
-  // All but telling who waits.
+  // All but telling who waits, and what takes long.
   void perform(Doing& doing);
   void perform_and_tell(Doing& doing) noexcept;
 
+  void pull(const std::shared_ptr<Pull>& message);
+  void pull_soon(const std::shared_ptr<Pull>& message);
+  void end_pull(const Pull& message, Pulled how);
+  void taken(const Line& line, const Letter& letter, Doing& doing);
   void write_accepted(Line& line, const std::shared_ptr<Sending>& sending);
   void message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
                     Doing& doing);

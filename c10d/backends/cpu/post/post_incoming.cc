@@ -52,6 +52,9 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       doing.accepted = found->second;
       break;
     }
+    case Letter::kTaken:
+      taken(line, letter, doing);
+      break;
     case Letter::kRefuse:
       refused(line, letter, rest, doing);
       break;
@@ -110,11 +113,15 @@ void Post::message_came(Line& line, const Letter& letter, std::span<const std::b
   const messages::Envelope envelope = envelope_of(letter);
   const bool is_eager = letter.kind == Letter::kMessage;
   if (envelope.from < 0 || size_of(envelope.type) == 0 ||
-      (is_eager ? envelope.bytes() != rest.size() : letter.offer == 0)) {
+      (is_eager ? envelope.bytes() != rest.size()
+                : letter.offer == 0 || (!rest.empty() && rest.size() != sizeof(Origin)))) {
     throw Error(Code::kCorrupt, "a message that is none");
   }
   auto self = std::static_pointer_cast<Line>(line.shared_from_this());
   Inbox::Arrived message{envelope, {{}, is_eager ? 0 : letter.offer, std::move(self)}};
+  if (!is_eager && !rest.empty()) {
+    std::memcpy(&message.content.origin.emplace(), rest.data(), sizeof(Origin));
+  }
   MutexLock lock(mutex_);
   const auto failed = failed_.find(letter.group);
   if (left_.contains(letter.group) || failed != failed_.end()) {  // nobody takes it any more
@@ -149,6 +156,35 @@ void Post::on_filled(const Line& line, uint64_t offer, std::vector<Ending>& endi
   fillings_.erase(found);
 }
 
+// Several threads may read one message; whoever reads the last piece ends it.
+void Post::pull(const std::shared_ptr<Pull>& message) {
+  if (const auto how = message->run()) end_pull(*message, *how);
+}
+
+void Post::pull_soon(const std::shared_ptr<Pull>& message) {
+  reactor_->timers().add(TimePoint(), [weak = weak_from_this(), message] {
+    if (const auto self = weak.lock()) self->pull(message);
+  });
+}
+
+void Post::end_pull(const Pull& message, Pulled how) {
+  if (how == Pulled::kWithdrawn) return;
+  Letter answer;
+  answer.kind = how == Pulled::kTaken ? Letter::kTaken : Letter::kAccept;
+  answer.offer = message.offer;
+  message.line->post(answer);
+  if (how == Pulled::kForbidden) return;
+  std::shared_ptr<messages::Receive> receive;
+  {
+    MutexLock lock(mutex_);
+    const auto found = fillings_.find({message.line->peer(), message.offer});
+    if (found == fillings_.end()) return;  // whoever waited has given up
+    receive = found->second->give_up();
+    fillings_.erase(found);
+  }
+  receive->set_value(message.filling->from);
+}
+
 void Post::withdrawn(const Line& line, const Letter& letter, std::span<const std::byte> rest,
                      Doing& doing) {
   const std::string who = name_of(line.peer());
@@ -175,6 +211,15 @@ void Post::withdrawn(const Line& line, const Letter& letter, std::span<const std
 void Post::check_answer(const Line& line, const Sending& sending) {
   if (line.is_dialled() && line.peer() == sending.rank) return;
   throw Error(Code::kCorrupt, "an answer to another rank's message");
+}
+
+void Post::taken(const Line& line, const Letter& letter, Doing& doing) {
+  MutexLock lock(mutex_);
+  const auto found = offers_.find(letter.offer);
+  if (found == offers_.end()) return;
+  check_answer(line, *found->second);
+  doing.endings.push_back({found->second, found->second->message.peer});
+  offers_.erase(found);
 }
 
 void Post::refused(const Line& line, const Letter& letter, std::span<const std::byte> text,

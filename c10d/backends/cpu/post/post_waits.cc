@@ -42,12 +42,16 @@ bool Post::wait(Sending& sending, Deadline deadline) {
 
 bool Post::wait(Waiting& receive, Deadline deadline) {
   std::shared_ptr<Line> line;
-  if (receive.rank >= 0) {
+  std::shared_ptr<Pull> message;
+  {
     MutexLock lock(mutex_);
+    message = receive.pull.lock();
     for (const auto& one : visitors_) {
+      if (receive.rank < 0) break;
       if (!line && one->peer() == receive.rank) line = one;  // the others bring only parts
     }
   }
+  if (message) pull(message);
   const Deadline own = receive.wanted.deadline;
   if (reactor_->wait(receive, earlier(deadline, own), line.get())) return true;
   return own.expired() && expire(receive);
@@ -60,6 +64,7 @@ bool Post::withdraw_locked(Sending& sending, Doing& doing) {
     box->second.inbox.drop_if(
         [&](const auto& one) { return !one.content.line && one.content.offer == sending.id; });
   }
+  sending.withdraw_mark();
   for (const auto& one : all_lines_locked(sending.rank)) one->give_up(sending);
   const auto line = lines_.find(sending.rank);
   if (line == lines_.end()) return true;

@@ -6,16 +6,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 
+#include <farspan/c10d/backends/cpu/post/letter.h>
 #include <farspan/c10d/backends/messages/receive.h>
 #include <farspan/c10d/base/mutex.h>
 
 namespace farspan::dist::cpu {
 
 class Post;
+class Pull;
 
 // The future of who sends; its value is the receiver's rank in the group.
 //
@@ -23,14 +26,16 @@ class Post;
 class Sending final : public detail::FutureState<int> {
  public:
   Sending(std::shared_ptr<Post> post, uint64_t number, uint64_t group_id, int to_rank,
-          int own_place, const Message& to, Block what)
+          uint64_t own_mark, int own_place, const Message& to, Block what)
       : id(number),
         group(group_id),
         rank(to_rank),
         envelope{own_place, to.tag, to.type, what.count},
         message(to),
         data(what),
-        post_(std::move(post)) {}
+        post_(std::move(post)),
+        mark_(own_mark) {}
+  ~Sending() override { withdraw_mark(); }
 
   const uint64_t id;
   const uint64_t group;
@@ -39,6 +44,16 @@ class Sending final : public detail::FutureState<int> {
   const Message message;
   const Block data;
   const TimePoint begun = Clock::now();
+
+  // Where the receiver can read it while the mark stands: withdrawn before the memory can change.
+  Origin origin() const noexcept {
+    return {reinterpret_cast<uintptr_t>(data.data), reinterpret_cast<uintptr_t>(&mark_),
+            mark_.load()};
+  }
+  void withdraw_mark() noexcept {
+    mark_.store(0);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
 
   // Its bytes in parts, which may leave on several lines at once.
   struct Range {
@@ -57,6 +72,7 @@ class Sending final : public detail::FutureState<int> {
 
  private:
   const std::shared_ptr<Post> post_;
+  std::atomic<uint64_t> mark_;
   std::atomic<uint64_t> next_{0}, left_{0};
 };
 
@@ -126,14 +142,17 @@ class Filling {
   uint64_t left_ FARSPAN_GUARDED_BY(mutex_);
 };
 
-// How an operation has ended; told when no lock and no role is held.
+// How an operation has ended, or how it goes on; told when no lock and no role is held.
 struct Ending {
   std::shared_ptr<detail::FutureState<int>> future;
   int value = -1;
   std::optional<Error> error = {};
+  std::function<void()> go_on = {};
 
   void tell() {
-    if (error) {
+    if (go_on) {
+      go_on();
+    } else if (error) {
       future->set_error(std::move(*error));
     } else {
       future->set_value(value);

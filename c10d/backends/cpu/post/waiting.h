@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/cpu/post/post.h>
+#include <farspan/c10d/backends/cpu/post/pull.h>
 
 namespace farspan::dist::cpu {
 
@@ -18,6 +19,7 @@ class Post::Waiting final : public messages::Receive {
 
   const uint64_t group;
   const int rank;  // from whom, in the default group; -1: any
+  std::weak_ptr<Pull> pull;  // under the post's lock: what brings its message
 
  protected:
   bool block(Deadline deadline) override { return post_->wait(*this, deadline); }
