@@ -265,7 +265,7 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   std::shared_ptr<Source> source = find(key & ~kWriteBit);
   if (!source) return;
   if (key & kWriteBit) {
-    if (source->flush()) flush_when_writable(*source);
+    flush_and_tell(*source);
     return;
   }
   Role role;

@@ -118,6 +118,7 @@ class Reactor {
   bool spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role);
   bool sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role, Slot& slot);
   static Slot& thread_slot();
+  void flush_and_tell(Source& source) noexcept;
 
   // Who reads a source: role.cc.
   void arm(Source& source) noexcept;

@@ -182,7 +182,7 @@ class Reactor::Inside {
 
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   if (future.ready()) {
-    if (hint && hint->flush()) flush_when_writable(*hint);
+    if (hint) flush_and_tell(*hint);
     return true;
   }
   const Inside inside(*this);
@@ -191,10 +191,16 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   const bool ready = spin_wait(future, deadline, hint, role) ||
                      sleep_wait(future, deadline, hint, role, thread_slot());
   if (!hint) return ready;
-  if (hint->flush()) flush_when_writable(*hint);  // others write on
   role.release();
+  flush_and_tell(*hint);
   hint->hand_over();
   return ready;
+}
+
+// What is left others write.
+void Reactor::flush_and_tell(Source& source) noexcept {
+  if (source.flush()) flush_when_writable(source);
+  if (source.has_news()) source.tell_news();
 }
 
 bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role) {
@@ -206,6 +212,10 @@ bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Rol
   for (int look = 1;; ++look) {
     if (hint) {
       hint->flush();
+      if (hint->has_news()) {
+        role.release();
+        hint->tell_news();
+      }
       if (!role.held()) role.take(*this, *hint, false);
       if (role.held()) {
         hint->pump(role);
@@ -242,8 +252,13 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
       role.release();
       hint = nullptr;
     }
-    if (!future.add_sleeper(slot)) break;
     const bool left_to_write = hint && hint->flush();
+    if (hint && hint->has_news()) {
+      role.release();
+      hint->tell_news();
+      continue;
+    }
+    if (!future.add_sleeper(slot)) break;
     const bool follows = hint && !role.held() && !role.take(*this, *hint, false);
     if (follows) {
       hint->follow(slot);

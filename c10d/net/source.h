@@ -64,6 +64,10 @@ class Source : public std::enable_shared_from_this<Source> {
 
   // Writes on what could not be written before, without blocking; true when some is left.
   virtual bool flush() noexcept { return false; }
+  // Whether a flush() has ended what others wait for, and nobody has told them. To tell may run
+  // their code: not while a role is held.
+  virtual bool has_news() const noexcept { return false; }
+  virtual void tell_news() noexcept {}
 
   // The descriptor on which the reactor waits for room to write: a duplicate, so that reading and
   // writing are armed independently. -1: never waits.

@@ -23,6 +23,8 @@ std::string network_of(const Address& address) {
   return address.host.substr(0, address.host.find('/', boot + 1));
 }
 
+constexpr size_t kIdleScratch = size_t{64} << 20;
+
 bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address == "::1";
 }
@@ -35,7 +37,8 @@ Node::Node(int rank, int world_size)
       reactor_(std::make_shared<net::Reactor>(
           net::ReactorOptions{.threads = 2, .name = "farspan-node"})),
       loop_(std::make_shared<net::Loop>(reactor_->timers())),
-      post_(std::make_shared<Post>(reactor_, loop_)) {}
+      post_(std::make_shared<Post>(reactor_, loop_)),
+      scratch_(net::ReceivePool::make(kIdleScratch)) {}
 
 Node::~Node() { stop(); }
 

@@ -48,13 +48,14 @@ TEST(Tuning, ComesFromTheEnvironment) {
                               {"FARSPAN_CPU_HOSTS_SMALL_BYTES", "100"},
                               {"FARSPAN_CPU_TREE_BYTES", "200"},
                               {"FARSPAN_CPU_PIECE_BYTES", "640"},
+                              {"FARSPAN_CPU_ATTACH_BYTES", "400"},
                               {"FARSPAN_CPU_STRIPE_BYTES", "300"},
                               {"FARSPAN_CPU_STRIPES", "7"}});
-  EXPECT_EQ(tuning, (Tuning{0, 100, 200, 640, 300, 7}));
+  EXPECT_EQ(tuning, (Tuning{0, 100, 200, 640, 400, 300, 7}));
 }
 
 TEST(Tuning, TravelsAsText) {
-  const Tuning tuning{1, 2, 3, 64, 5, 6};
+  const Tuning tuning{1, 2, 3, 64, 5, 6, 7};
   std::stringstream text;
   text << tuning;
   Tuning other;

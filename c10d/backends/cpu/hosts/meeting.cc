@@ -25,7 +25,9 @@ Meeting::Meeting(const Hosts& hosts, const Call& call)
   }
 }
 
-std::span<std::byte> Meeting::memory(size_t bytes) { return memory_.emplace_back(bytes); }
+std::span<std::byte> Meeting::memory(size_t bytes) {
+  return memory_.emplace_back(hosts_.scratch.allocate(bytes)).span();
+}
 
 void Meeting::enter() {
   host::barrier(team(), call_);

@@ -3,7 +3,6 @@
 // Meeting: one collective of a group whose ranks are on several hosts, as one of them takes part.
 #pragma once
 
-#include <deque>
 #include <span>
 #include <vector>
 
@@ -12,7 +11,9 @@
 #include <farspan/c10d/backends/cpu/hosts/layout.h>
 #include <farspan/c10d/backends/cpu/team.h>
 #include <farspan/c10d/backends/cpu/tuning.h>
+#include <farspan/c10d/base/buffer.h>
 #include <farspan/c10d/group/backend.h>
+#include <farspan/c10d/net/receive_pool.h>
 
 namespace farspan::dist::cpu::hosts {
 
@@ -21,6 +22,7 @@ struct Hosts {
   Team& team;  // the ranks of this host
   const Layout& layout;
   const Tuning& tuning;
+  net::ReceivePool& scratch;
   Channel channel;
 };
 
@@ -42,7 +44,7 @@ class Meeting {
   bool is_alone_here() const noexcept { return team().size() == 1; }
   size_t element() const noexcept { return size_of(call_.type); }
 
-  // Lives until all messages have ended, also after an error: what they carry must.
+  // Not initialised. Lives until all messages have ended, also after an error: what they carry must.
   std::span<std::byte> memory(size_t bytes);
 
   bool is_lead() const noexcept { return place() == 0; }
@@ -67,7 +69,7 @@ class Meeting {
  private:
   const Hosts hosts_;
   const Call& call_;
-  std::deque<std::vector<std::byte>> memory_;  // longer than the exchange
+  std::vector<Buffer> memory_;  // longer than the exchange
   Exchange exchange_;
   std::vector<int> other_leads_;
 };

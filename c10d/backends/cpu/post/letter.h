@@ -8,7 +8,8 @@
 
 namespace farspan::dist::cpu {
 
-// A line belongs to who dialled it: its messages go one way on it, and answers come back. Numbers
+// A line belongs to who dialled it: its messages go one way on it. Answers go by a line of who
+// answers, or back on it. Numbers
 // as they lie in memory, little-endian; `bytes` more follow.
 struct Letter {
   enum Kind : uint8_t {
@@ -22,7 +23,7 @@ struct Letter {
     kWithdraw = 5,  // of an offer: whoever sent it has given up
     kAskLeft = 6,   // whether the other end, `from` in the group, has left it
     kFailed = 7,    // the group is of no use any more; a ToldError follows
-    // Back:
+    // Answers:
     kAccept = 16,   // of an offer
     kRefuse = 17,   // of an offer; `bytes` of text say why, `count` is the Code
     kClaimed = 18,  // messages of so many bytes (`count`) have been asked for
@@ -47,8 +48,8 @@ struct Letter {
 static_assert(sizeof(Letter) == 56);
 static_assert(std::endian::native == std::endian::little);
 
-// Where the bytes of an offer lie in the memory of who sends it, and a number beside it that changes
-// before they do.
+// Where the bytes of an offer lie in the memory of who sends it, and a number beside it that
+// changes before they do.
 struct Origin {
   uint64_t address = 0;
   uint64_t mark_address = 0;

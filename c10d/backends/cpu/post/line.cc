@@ -70,6 +70,7 @@ void Line::open(std::unique_ptr<transport::Stream> stream) {
   }
   opened_.notify_all();
   write_on();
+  tell_news();
 }
 
 void Line::close() noexcept {
@@ -99,6 +100,14 @@ void Line::forbid_attach(int error) noexcept {
   log(LogLevel::kInfo, "c10d/backends/cpu",
       "messages of rank " + std::to_string(peer()) + " come through its socket: its memory " +
           "cannot be read here: " + std::strerror(error));
+}
+
+// Once: another one that comes later is written on by the reactor.
+void Line::set_way_back(std::shared_ptr<Line> line) noexcept {
+  MutexLock lock(writing_);
+  if (has_way_back_) return;
+  way_back_ = std::move(line);
+  has_way_back_ = true;
 }
 
 bool Line::take_room(uint64_t bytes) noexcept {
@@ -257,20 +266,23 @@ bool Line::post(Letter letter, std::span<const std::byte> rest) noexcept {
     const size_t of_rest = moved - std::min(moved, head.size());
     if (of_rest < rest.size()) append(small_, rest.subspan(of_rest));
     left = may_write_ && has_left_locked();
+    has_left_ = has_left_locked();
   } catch (const std::bad_alloc&) {
     intact = false;  // the next letter would be read as the rest of this one
   }
-  after_writing(intact, left, {});
+  after_writing(intact, left);
   return true;
 }
 
 void Line::add(std::shared_ptr<Sending> sending) {
   MutexLock lock(writing_);
-  if (state_ != State::kEnded) outgoing_.push_back(std::move(sending));
+  if (state_ == State::kEnded) return;
+  outgoing_.push_back(std::move(sending));
+  has_left_ = true;
 }
 
 void Line::write_on() noexcept {
-  if (flush()) reactor_.flush_when_writable(*this);
+  if (flush_own()) reactor_.flush_when_writable(*this);
 }
 
 // The front message's next part; the messages take turns.
@@ -295,7 +307,7 @@ bool Line::next_part_locked() {
   return false;
 }
 
-bool Line::write_locked(Sent& sent) {
+bool Line::write_locked() {
   for (int parts = 0; may_write_ && parts < kPartsPerTurn;) {
     const bool in_part = part_ && part_->done > 0;
     if (!in_part && small_done_ < small_.size()) {
@@ -323,7 +335,10 @@ bool Line::write_locked(Sent& sent) {
     part.done += static_cast<size_t>(moved);
     if (part.done < sizeof part.letter + part.letter.bytes) continue;
     ++parts;
-    if (part.of && part.of->left(part.letter.bytes)) sent.push_back(std::move(part.of));
+    if (part.of && part.of->left(part.letter.bytes)) {
+      sent_.push_back(std::move(part.of));
+      has_sent_ = true;
+    }
     part_.reset();
   }
   return true;
@@ -345,22 +360,27 @@ void Line::give_up(const Sending& sending) noexcept {
 }
 
 bool Line::flush() noexcept {
+  if (has_way_back_ && way_back_->has_left_) way_back_->flush_own();  // the reactor does, too
+  return has_left_ && flush_own();
+}
+
+bool Line::flush_own() noexcept {
   if (state_ != State::kOpen) return false;
   if (!writing_.try_lock()) return true;
-  Sent sent;
   bool intact = true;
   try {
-    intact = write_locked(sent);
+    intact = write_locked();
   } catch (const std::bad_alloc&) {
     intact = false;
   }
   const bool left = intact && may_write_ && has_left_locked();
+  has_left_ = has_left_locked();
   writing_.unlock();
-  after_writing(intact, false, sent);
+  after_writing(intact, false);
   return left;
 }
 
-void Line::after_writing(bool intact, bool left, const Sent& sent) noexcept {
+void Line::after_writing(bool intact, bool left) noexcept {
   if (!intact) {
     {
       MutexLock lock(writing_);
@@ -371,10 +391,25 @@ void Line::after_writing(bool intact, bool left, const Sent& sent) noexcept {
   } else if (left) {
     reactor_.flush_when_writable(*this);
   }
-  const auto owner = sent.empty() ? nullptr : owner_.lock();
+}
+
+void Line::tell_own() noexcept {
+  if (!has_sent_) return;
+  std::vector<std::shared_ptr<Sending>> sent;
+  {
+    MutexLock lock(writing_);
+    sent.swap(sent_);
+    has_sent_ = false;
+  }
+  const auto owner = owner_.lock();
   for (const auto& sending : sent) {
     if (owner) owner->on_sent(*sending);
   }
+}
+
+void Line::tell_news() noexcept {
+  tell_own();
+  if (has_way_back_) way_back_->tell_own();
 }
 
 void Line::drain(Deadline deadline) noexcept {
@@ -386,7 +421,7 @@ void Line::drain(Deadline deadline) noexcept {
       if (!may_write_) return;
       if (!has_left_locked()) break;
     }
-    flush();
+    flush_own();
     pollfd room{stream_->write_descriptor(), POLLOUT, 0};
     poll(&room, 1, deadline.poll_ms());
   }

@@ -52,6 +52,7 @@ class Line final : public net::Source {
   // The bytes of an accepted message, to be written by write_on(); the owner hears when all have
   // left.
   void add(std::shared_ptr<Sending> sending);
+  // As much as there is room for; the rest follows. Then somebody has to tell_news().
   void write_on() noexcept;
   // Its memory is not read after this.
   void give_up(const Sending& sending) noexcept;
@@ -62,6 +63,7 @@ class Line final : public net::Source {
   // Ends as if the connection had.
   void end(const Error& why) noexcept;
 
+  bool is_open() const noexcept { return state_ == State::kOpen; }
   bool is_dialled() const noexcept { return dialled_; }
   // The other end's rank in the default group; -1 until it has said so.
   int peer() const noexcept { return peer_.load(); }
@@ -70,6 +72,9 @@ class Line final : public net::Source {
   // The process at the other end, whose memory may be read, as far as is known; 0: none.
   pid_t attachable() const noexcept { return attachable_.load(); }
   void forbid_attach(int error) noexcept;
+
+  // The line to the same rank: whoever polls this one writes on that one, too.
+  void set_way_back(std::shared_ptr<Line> line) noexcept;
 
   // What was sent on it, and has not been asked for, as far as is known. False: there is no room.
   bool take_room(uint64_t bytes) noexcept;
@@ -84,6 +89,10 @@ class Line final : public net::Source {
   }
   bool pump(net::Role& role) noexcept override;
   bool flush() noexcept override;
+  bool has_news() const noexcept override {
+    return has_sent_ || (has_way_back_ && way_back_->has_sent_);
+  }
+  void tell_news() noexcept override;
 
  private:
   enum class State { kOpening, kOpen, kEnded };
@@ -94,7 +103,6 @@ class Line final : public net::Source {
     std::shared_ptr<Sending> of;  // null: nobody waits for it any more
     std::vector<std::byte> copy;
   };
-  using Sent = std::vector<std::shared_ptr<Sending>>;
 
   transport::IoResult read_some();
   void take_in(LineOwner& owner, std::vector<Ending>& endings);
@@ -103,12 +111,13 @@ class Line final : public net::Source {
   size_t staged() const noexcept { return staged_end_ - staged_begin_; }
 
   // False when the line is broken.
-  bool write_locked(Sent& sent) FARSPAN_REQUIRES(writing_);
+  bool write_locked() FARSPAN_REQUIRES(writing_);
   bool next_part_locked() FARSPAN_REQUIRES(writing_);
   int64_t move_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(writing_);
   bool has_left_locked() const FARSPAN_REQUIRES(writing_);
-  void tell_sent(const Sent& sent) noexcept;
-  void after_writing(bool intact, bool left, const Sent& sent) noexcept;
+  bool flush_own() noexcept;
+  void after_writing(bool intact, bool left) noexcept;
+  void tell_own() noexcept;
 
   net::Reactor& reactor_;
   const std::weak_ptr<LineOwner> owner_;
@@ -118,6 +127,10 @@ class Line final : public net::Source {
   std::atomic<State> state_{State::kOpening};
   std::atomic<uint64_t> unclaimed_{0}, claimed_{0};
   std::unique_ptr<transport::Stream> stream_;  // constant after open()
+  std::shared_ptr<Line> way_back_;             // constant once there is one
+  std::atomic<bool> has_way_back_{false};
+  // What there is to write and to tell, as far as is known without the lock.
+  std::atomic<bool> has_left_{false}, has_sent_{false};
 
   // Of the holder of the role: what was read and not understood yet, and the data that come.
   std::vector<std::byte> staging_;
@@ -133,6 +146,7 @@ class Line final : public net::Source {
   std::optional<Part> part_ FARSPAN_GUARDED_BY(writing_);
   // Messages of which parts are left, perhaps.
   std::deque<std::shared_ptr<Sending>> outgoing_ FARSPAN_GUARDED_BY(writing_);
+  std::vector<std::shared_ptr<Sending>> sent_ FARSPAN_GUARDED_BY(writing_);  // and not told yet
 };
 
 }  // namespace farspan::dist::cpu

@@ -118,20 +118,34 @@ std::shared_ptr<Line> Post::line_to(int rank) {
     line = make_line_locked(rank);
     if (stopped_) return line;
     lines_.emplace(rank, line);
+    if (const auto visitor = visitor_locked(rank)) visitor->set_way_back(line);
   }
   dial(line, rank, [line](const Error& why) { line->end(why); });
   return line;
 }
 
-std::vector<std::shared_ptr<Line>> Post::lines_for(Line& line, const Sending& sending) {
-  std::vector<std::shared_ptr<Line>> lines = {
-      std::static_pointer_cast<Line>(line.shared_from_this())};
+// Of several the first: the others bring only parts.
+std::shared_ptr<Line> Post::visitor_locked(int rank) const {
+  const auto found = std::find_if(visitors_.begin(), visitors_.end(),
+                                  [&](const auto& one) { return one->peer() == rank; });
+  return found == visitors_.end() ? nullptr : *found;
+}
+
+std::shared_ptr<Line> Post::answers_locked(const std::shared_ptr<Line>& line) const {
+  const auto own = lines_.find(line->peer());
+  return own != lines_.end() && own->second->is_open() ? own->second : line;
+}
+
+std::vector<std::shared_ptr<Line>> Post::lines_for(const Sending& sending) {
   const int rank = sending.rank;
-  if (!world_.is_far[static_cast<size_t>(rank)]) return lines;
-  if (sending.envelope.bytes() < world_.stripe_bytes) return lines;
-  std::vector<std::shared_ptr<Line>> made;
+  std::vector<std::shared_ptr<Line>> lines, made;
   {
     MutexLock lock(mutex_);
+    const auto own = lines_.find(rank);
+    if (own == lines_.end()) return {};  // it has ended, and so will the message
+    lines.push_back(own->second);
+    if (!world_.is_far[static_cast<size_t>(rank)]) return lines;
+    if (sending.envelope.bytes() < world_.stripe_bytes) return lines;
     const auto [begin, end] = stripes_.equal_range(rank);
     for (auto one = begin; one != end; ++one) lines.push_back(one->second);
     while (!stopped_ && lines.size() < world_.stripes) {
@@ -232,7 +246,9 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
     const Origin origin = sending->origin();
     const bool may_attach =
         !world_.is_far[static_cast<size_t>(rank)] && envelope.bytes() >= world_.attach_bytes;
-    if (!line->post(letter, std::as_bytes(std::span(&origin, may_attach ? 1 : 0)))) {  // it has ended, and on_end() may have come before the offer
+    if (!line->post(letter, std::as_bytes(std::span(
+                                &origin, may_attach ? 1 : 0)))) {  // it has ended, and on_end() may
+                                                                   // have come before the offer
       MutexLock lock(mutex_);
       if (offers_.erase(sending->id) > 0) doing.endings.push_back({sending, -1, gone(rank)});
     }
@@ -321,7 +337,7 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
     Letter letter;
     letter.kind = Letter::kAccept;
     letter.offer = content.offer;
-    doing.replies.push_back({content.line, letter, {}});
+    doing.replies.push_back({answers_locked(content.line), letter, {}});
   }
 }
 

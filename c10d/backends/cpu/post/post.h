@@ -142,10 +142,14 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
                                                  const std::string& bind_host);
   void add_visitor(std::unique_ptr<transport::Stream> stream);
   std::shared_ptr<Line> line_to(int rank);
+  // By which answers about what came on a line go to its rank: this rank's own line, if there is
+  // one, since who sends both ways waits for what comes on that.
+  std::shared_ptr<Line> answers_locked(const std::shared_ptr<Line>& line) const
+      FARSPAN_REQUIRES(mutex_);
+  std::shared_ptr<Line> visitor_locked(int rank) const FARSPAN_REQUIRES(mutex_);
   std::shared_ptr<Line> make_line_locked(int rank) FARSPAN_REQUIRES(mutex_);
-  // The lines on which an accepted message leaves: this one, and more where it is large and goes
-  // far.
-  std::vector<std::shared_ptr<Line>> lines_for(Line& line, const Sending& sending);
+  // The lines on which an accepted message leaves: more than one where it is large and goes far.
+  std::vector<std::shared_ptr<Line>> lines_for(const Sending& sending);
   std::vector<std::shared_ptr<Line>> all_lines_locked(int rank) const FARSPAN_REQUIRES(mutex_);
   void dial(const std::shared_ptr<Line>& line, int rank,
             std::function<void(const Error&)> on_failure);
@@ -170,7 +174,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void pull_soon(const std::shared_ptr<Pull>& message);
   void end_pull(const Pull& message, Pulled how);
   void taken(const Line& line, const Letter& letter, Doing& doing);
-  void write_accepted(Line& line, const std::shared_ptr<Sending>& sending);
+  void write_accepted(const std::shared_ptr<Sending>& sending, std::vector<Ending>& endings);
   void message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
                     Doing& doing);
   void withdrawn(const Line& line, const Letter& letter, std::span<const std::byte> rest,

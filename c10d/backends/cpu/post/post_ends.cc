@@ -122,9 +122,7 @@ void Post::tell_failure(uint64_t group, int rank, const Error& why, bool may_dia
     MutexLock lock(mutex_);
     const auto dialled = lines_.find(rank);
     if (dialled != lines_.end()) line = dialled->second;
-    for (const auto& one : visitors_) {
-      if (!line && one->peer() == rank) line = one;
-    }
+    if (!line) line = visitor_locked(rank);
   }
   if (!line && may_dial) line = line_to(rank);
   if (!line) return;

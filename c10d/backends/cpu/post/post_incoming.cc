@@ -24,7 +24,10 @@ void Post::greet(Line& line, const Letter& hello) {
   if (line.is_dialled() || hello.offer != token_ || !is_rank || line.peer() >= 0) {
     throw Error(Code::kCorrupt, "a stranger has connected");
   }
+  MutexLock lock(mutex_);
   line.set_peer(hello.from);
+  const auto own = lines_.find(hello.from);
+  if (own != lines_.end()) line.set_way_back(own->second);
 }
 
 void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte> rest,
@@ -82,18 +85,21 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       throw Error(Code::kCorrupt, "a letter of an unknown kind");
   }
   perform(doing);
-  if (doing.accepted) write_accepted(line, doing.accepted);
+  if (doing.accepted) write_accepted(doing.accepted, endings);
   std::move(doing.endings.begin(), doing.endings.end(), std::back_inserter(endings));
 }
 
-void Post::write_accepted(Line& line, const std::shared_ptr<Sending>& sending) {
-  const auto lines = lines_for(line, *sending);
+void Post::write_accepted(const std::shared_ptr<Sending>& sending, std::vector<Ending>& endings) {
+  auto lines = lines_for(*sending);
   {
     MutexLock lock(mutex_);  // nobody withdraws it in between
     if (!offers_.contains(sending->id)) return;
     for (const auto& one : lines) one->add(sending);
   }
   for (const auto& one : lines) one->write_on();
+  endings.push_back({.future = nullptr, .go_on = [lines = std::move(lines)] {
+                       for (const auto& one : lines) one->tell_news();
+                     }});
 }
 
 Error Post::has_left() const {
@@ -172,9 +178,14 @@ void Post::end_pull(const Pull& message, Pulled how) {
   Letter answer;
   answer.kind = how == Pulled::kTaken ? Letter::kTaken : Letter::kAccept;
   answer.offer = message.offer;
-  message.line->post(answer);
-  if (how == Pulled::kForbidden) return;
+  std::shared_ptr<Line> line;
   std::shared_ptr<messages::Receive> receive;
+  {
+    MutexLock lock(mutex_);
+    line = answers_locked(message.line);
+  }
+  line->post(answer);
+  if (how == Pulled::kForbidden) return;
   {
     MutexLock lock(mutex_);
     const auto found = fillings_.find({message.line->peer(), message.offer});
@@ -207,9 +218,9 @@ void Post::withdrawn(const Line& line, const Letter& letter, std::span<const std
   fillings_.erase(filling);
 }
 
-// Only who was offered a message answers, and on the line that the offer went by.
+// Only who was offered a message answers.
 void Post::check_answer(const Line& line, const Sending& sending) {
-  if (line.is_dialled() && line.peer() == sending.rank) return;
+  if (line.peer() == sending.rank) return;
   throw Error(Code::kCorrupt, "an answer to another rank's message");
 }
 

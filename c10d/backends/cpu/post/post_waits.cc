@@ -32,8 +32,9 @@ bool Post::wait(Sending& sending, Deadline deadline) {
   std::shared_ptr<Line> line;
   {
     MutexLock lock(mutex_);
-    const auto found = lines_.find(sending.rank);
-    if (found != lines_.end()) line = found->second;
+    line = visitor_locked(sending.rank);  // where it is, answers come on it
+    const auto own = lines_.find(sending.rank);
+    if (!line && own != lines_.end()) line = own->second;
   }
   const Deadline own = sending.message.deadline;
   if (reactor_->wait(sending, earlier(deadline, own), line.get())) return true;
@@ -46,10 +47,7 @@ bool Post::wait(Waiting& receive, Deadline deadline) {
   {
     MutexLock lock(mutex_);
     message = receive.pull.lock();
-    for (const auto& one : visitors_) {
-      if (receive.rank < 0) break;
-      if (!line && one->peer() == receive.rank) line = one;  // the others bring only parts
-    }
+    line = receive.rank < 0 ? nullptr : visitor_locked(receive.rank);
   }
   if (message) pull(message);
   const Deadline own = receive.wanted.deadline;

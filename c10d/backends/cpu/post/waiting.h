@@ -18,7 +18,7 @@ class Post::Waiting final : public messages::Receive {
       : Receive(message, data), group(group_id), rank(from_rank), post_(std::move(post)) {}
 
   const uint64_t group;
-  const int rank;  // from whom, in the default group; -1: any
+  const int rank;            // from whom, in the default group; -1: any
   std::weak_ptr<Pull> pull;  // under the post's lock: what brings its message
 
  protected:
