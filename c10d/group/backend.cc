@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <farspan/c10d/base/fnv1a.h>
 #include <farspan/c10d/base/mutex.h>
 
 namespace farspan::dist {
@@ -32,12 +33,7 @@ Kind kind_of(const std::string& name) {
 
 }  // namespace
 
-// FNV-1a.
-uint64_t GroupSpec::id() const noexcept {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char letter : name) hash = (hash ^ static_cast<uint8_t>(letter)) * 0x100000001b3u;
-  return hash;
-}
+uint64_t GroupSpec::id() const noexcept { return Fnv1a().add_text(name).value(); }
 
 void register_backend(const std::string& name, MakeBackend make, MeetRanks meet) {
   Known& all = known();

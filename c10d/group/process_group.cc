@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include <farspan/c10d/base/fnv1a.h>
 #include <farspan/c10d/base/log.h>
 
 namespace farspan::dist {
@@ -19,13 +20,11 @@ std::string join(const std::vector<int>& numbers) {
   return all;
 }
 
-// 64 bits of FNV-1a: names must not grow with the group.
+// Names must not grow with the group.
 uint64_t hash_of(const std::vector<int>& numbers) noexcept {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const int number : numbers) {
-    hash = (hash ^ static_cast<uint32_t>(number)) * 0x100000001b3u;
-  }
-  return hash;
+  Fnv1a hash;
+  for (const int number : numbers) hash.add(static_cast<uint32_t>(number));
+  return hash.value();
 }
 
 void check_ranks(const std::vector<int>& ranks, const ProcessGroup& parent) {

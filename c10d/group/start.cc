@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <farspan/c10d/base/fnv1a.h>
 #include <farspan/c10d/group/tensor_block.h>
 
 namespace farspan::dist {
@@ -58,10 +59,11 @@ Start& Start::list(const std::vector<Tensor>& tensors, std::string_view name) {
 
 Start& Start::shapes_of(const std::vector<Tensor>& tensors) {
   bool equal = true;
-  uint64_t hash = 0xcbf29ce484222325u, total = 0;
+  Fnv1a hash;
+  uint64_t total = 0;
   for (const Tensor& one : tensors) {
     equal = equal && one.sizes() == tensors.front().sizes();
-    hash = (hash ^ static_cast<uint64_t>(one.numel())) * 0x100000001b3u;
+    hash.add(static_cast<uint64_t>(one.numel()));
     total += static_cast<uint64_t>(one.numel());
   }
   own_sizes();
@@ -70,20 +72,22 @@ Start& Start::shapes_of(const std::vector<Tensor>& tensors) {
     set_shape(signature_, tensors.front().sizes());
   } else {
     signature_.count = total;
-    signature_.sizes_hash = hash | 1;
+    signature_.sizes_hash = hash.value() | 1;
   }
   return *this;
 }
 
 Start& Start::number_and_shapes_of(const std::vector<Tensor>& tensors) {
-  uint64_t hash = 0xcbf29ce484222325u ^ tensors.size(), total = 0;
+  Fnv1a hash;
+  hash.add(tensors.size());
+  uint64_t total = 0;
   for (const Tensor& one : tensors) {
-    hash = (hash ^ static_cast<uint64_t>(one.numel())) * 0x100000001b3u;
+    hash.add(static_cast<uint64_t>(one.numel()));
     total += static_cast<uint64_t>(one.numel());
   }
   own_sizes();
   signature_.count = total;
-  signature_.sizes_hash = hash | 1;
+  signature_.sizes_hash = hash.value() | 1;
   return *this;
 }
 

@@ -1,17 +1,10 @@
 #include <farspan/c10d/net/process_memory.h>
 
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <cerrno>
 
 namespace farspan::net {
-
-pid_t peer_process(int socket) noexcept {
-  ucred who{};
-  socklen_t size = sizeof who;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 ? who.pid : 0;
-}
 
 int read_process_memory(pid_t process, uint64_t address, void* to, size_t bytes) noexcept {
   auto* place = static_cast<std::byte*>(to);

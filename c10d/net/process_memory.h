@@ -11,9 +11,6 @@
 
 namespace farspan::net {
 
-// The process that made the other end of a unix socket; 0: it has no number here.
-pid_t peer_process(int socket) noexcept;
-
 // Copies what lies at `address` in that process to `to`. Any thread.
 //   returns  0, or an errno: EPERM (this system forbids it), ESRCH (no such process), EFAULT (no
 //            such memory there); part of `to` may be written then

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/base/fnv1a.h>
+
 namespace farspan {
 
 uint64_t function_id(std::string_view name, std::string_view signature) noexcept {
-  // FNV-1a over both, with a byte between them that is in neither.
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto mix = [&hash](unsigned char byte) { hash = (hash ^ byte) * 0x100000001b3; };
-  for (const char c : name) mix(static_cast<unsigned char>(c));
-  mix('\n');
-  for (const char c : signature) mix(static_cast<unsigned char>(c));
-  return hash;
+  // With a byte between them that is in neither.
+  return Fnv1a().add_text(name).add('\n').add_text(signature).value();
 }
 
 size_t Registry::KeyHash::operator()(const FunctionKey& key) const noexcept {

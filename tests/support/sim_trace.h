@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <farspan/c10d/base/fnv1a.h>
 #include <farspan/c10d/base/time.h>
 
 namespace farspan::testing {
@@ -21,12 +22,12 @@ class SimTrace {
     const auto us = std::chrono::duration_cast<Micros>(at).count();
     std::string line = std::to_string(us) + " us: ";
     line += text;
-    for (const char c : line) hash_ = (hash_ ^ static_cast<uint8_t>(c)) * 0x100000001b3;  // FNV-1a
+    hash_.add_text(line);
     ++count_;
     if (lines_.size() < kMostLines) lines_.push_back(std::move(line));
   }
 
-  uint64_t hash() const noexcept { return hash_; }
+  uint64_t hash() const noexcept { return hash_.value(); }
   size_t count() const noexcept { return count_; }
   // The first ones of a very long run.
   const std::vector<std::string>& lines() const noexcept { return lines_; }
@@ -41,7 +42,7 @@ class SimTrace {
  private:
   static constexpr size_t kMostLines = 200'000;
 
-  uint64_t hash_ = 0xcbf29ce484222325;
+  Fnv1a hash_;
   size_t count_ = 0;
   std::vector<std::string> lines_;
 };

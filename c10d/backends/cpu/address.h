@@ -17,7 +17,7 @@ struct Address {
   std::string host;       // host_id() and the user: who shares memory with whom
   std::string host_name;  // for people
   int64_t pid = 0;
-  std::string host_socket;  // see bind_host_socket()
+  std::string host_socket;  // of its Node
   PostAddress post;         // within the host
   Tuning tuning;            // what this rank would do
 

@@ -103,13 +103,12 @@ class CpuBackend final : public Backend {
   void perform(const Call& call, const Within& within, const Among& among) {
     Team& here = team(call);
     if (layout_.hosts() == 1) return within(here);
-    hosts::Meeting meeting(
-        {here,
-         layout_,
-         node_->tuning(),
-         node_->scratch(),
-         {&node_->post(), channel_of(id_), &spec_, &names_}},
-        call);
+    hosts::Meeting meeting({here,
+                            layout_,
+                            node_->tuning(),
+                            node_->scratch(),
+                            {&node_->post(), channel_of(id_), &spec_, &names_}},
+                           call);
     try {
       among(meeting);
     } catch (...) {  // before this rank takes back what it has offered: others should know why

@@ -3,40 +3,20 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <utility>
+
+#include <farspan/c10d/net/unix_socket.h>
 
 namespace farspan::dist::cpu {
 namespace {
 
 constexpr Millis kRetryAfter{2};  // while the listener's backlog is full
-
-socklen_t fill(sockaddr_un& address, const std::string& name) {
-  address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(),
-              std::min(name.size(), sizeof address.sun_path - 1));
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
-
-Error failure(Code code, const char* what, int error) {
-  return Error(code, std::string(what) + ": " + std::strerror(error));
-}
-
-net::OwnedDescriptor new_socket() {
-  net::OwnedDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (socket) return socket;
-  throw failure(Code::kOverloaded, "no unix socket", errno)
-      .advice("raise the limit of open files (ulimit -n)");
-}
 
 // Room for one descriptor beside a message.
 union Control {
@@ -46,42 +26,20 @@ union Control {
 
 }  // namespace
 
-net::OwnedDescriptor bind_host_socket(std::string* name) {
-  std::random_device random;
-  char text[64];
-  std::snprintf(text, sizeof text, "farspan-group-%d-%08x%08x", getpid(), random(), random());
-  *name = text;
-  net::OwnedDescriptor socket = new_socket();
-  sockaddr_un address;
-  const socklen_t size = fill(address, *name);
-  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-    throw failure(Code::kUnavailable, "bind a unix socket", errno);
-  }
-  return socket;
-}
-
 net::OwnedDescriptor dial_host_socket(const std::string& name, Deadline deadline) {
-  sockaddr_un address;
-  const socklen_t size = fill(address, name);
   while (true) {
-    net::OwnedDescriptor socket = new_socket();
-    if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) {
-      return socket;
-    }
-    if (errno != EAGAIN && errno != EINTR) {
-      throw failure(Code::kDisconnected, "the other process is gone", errno);
+    net::OwnedDescriptor socket = net::new_unix_socket();
+    const int error = net::connect_unix(socket.get(), name);
+    if (error == 0) return socket;
+    if (error != EAGAIN && error != EINTR) {
+      throw Error(Code::kDisconnected,
+                  std::string("the other process is gone: ") + std::strerror(error));
     }
     if (deadline.expired()) {
       throw Error(Code::kTimeout, "too many others connect to it, or it has stopped");
     }
     std::this_thread::sleep_for(kRetryAfter);
   }
-}
-
-bool is_same_user(int socket) noexcept {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
 // Becomes readable when the process has ended.
@@ -115,11 +73,8 @@ HostLine::HostLine(net::Reactor& reactor, net::OwnedDescriptor socket, OnMessage
       on_end_(std::move(on_end)) {}
 
 void HostLine::open() {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  // 0: a process that is not visible in this one's namespace.
-  if (getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0) {
-    net::OwnedDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+  if (const pid_t peer = net::peer_process(socket_.get()); peer > 0) {
+    net::OwnedDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, peer, 0)));
     const bool is_dead = !process && errno == ESRCH;
     if (process) {
       process_ = std::make_shared<ProcessWatch>(reactor_, std::move(process), weak_from_this());

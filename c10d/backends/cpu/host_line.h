@@ -79,13 +79,8 @@ class HostLine final : public net::Source {
   net::OwnedDescriptor brought_;
 };
 
-// Binds an abstract unix socket of a new name, not listening yet.
-//   throws  Error kUnavailable
-net::OwnedDescriptor bind_host_socket(std::string* name);
-// Connects to one; it answers at once, unless its backlog is full.
+// Connects to a net::NamedSocket; it answers at once, unless its backlog is full.
 //   throws  Error kDisconnected (nobody listens there), kTimeout, kOverloaded
 net::OwnedDescriptor dial_host_socket(const std::string& name, Deadline deadline);
-// Whether the process at the other end runs for the same user.
-bool is_same_user(int socket) noexcept;
 
 }  // namespace farspan::dist::cpu

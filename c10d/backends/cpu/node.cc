@@ -9,6 +9,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/descriptor.h>
+#include <farspan/c10d/net/unix_socket.h>
 #include <farspan/c10d/store/address_towards.h>
 
 namespace farspan::dist::cpu {
@@ -62,10 +63,11 @@ std::shared_ptr<Node> Node::make(const BackendContext& context) {
 
 void Node::listen() {
   reactor_->add(loop_);
-  net::OwnedDescriptor socket = bind_host_socket(&host_socket_);
-  listening_ = loop_->listen_unix(socket.release(), [this](int descriptor) {
+  net::NamedSocket bound = net::bind_unix_socket();
+  host_socket_ = bound.name;
+  listening_ = loop_->listen_unix(bound.socket.release(), [this](int descriptor) {
     net::OwnedDescriptor visitor(descriptor);
-    if (!is_same_user(visitor.get())) {
+    if (!net::is_same_user(visitor.get())) {
       return log(LogLevel::kWarning, "c10d/backends/cpu", "turned away another user's process");
     }
     add_line(std::move(visitor), -1);

@@ -1,17 +1,14 @@
 #include <farspan/c10d/transport/unix/unix_transport.h>
 
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
-#include <random>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/host.h>
+#include <farspan/c10d/net/unix_socket.h>
 #include <farspan/c10d/transport/socket_stream.h>
 
 namespace farspan::transport {
@@ -21,32 +18,6 @@ constexpr std::string_view kPrefix = "unix:@";
 constexpr std::string_view kHostField = ";host=";
 // While the listener's backlog is full.
 constexpr std::chrono::milliseconds kRetryAfter{5};
-
-std::string fresh_name() {
-  std::random_device entropy;
-  const uint64_t number = (uint64_t{entropy()} << 32) | entropy();
-  char text[64];
-  std::snprintf(text, sizeof text, "farspan-%d-%016llx", getpid(),
-                static_cast<unsigned long long>(number));
-  return text;
-}
-
-Error failure(const char* what, int error) {
-  return Error(Code::kUnavailable, std::string(what) + ": " + std::strerror(error));
-}
-
-socklen_t fill(sockaddr_un& address, std::string_view name) {
-  address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
-
-bool same_user(int fd) noexcept {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
 
 class UnixListener final : public Listener {
  public:
@@ -67,18 +38,10 @@ class UnixTransport final : public Transport {
   std::string_view name() const noexcept override { return "unix"; }
 
   std::unique_ptr<Listener> listen(const std::string&, OnAccept on_accept) override {
-    const std::string name = fresh_name();
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) throw failure("socket", errno).operation("listen on a unix socket");
-    sockaddr_un address;
-    const socklen_t size = fill(address, name);
-    if (bind(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-      const int error = errno;
-      close(fd);
-      throw failure("bind", error).operation("listen on unix @" + name);
-    }
+    net::NamedSocket bound = net::bind_unix_socket();
+    const std::string name = bound.name;
     auto accept = [name, on_accept = std::move(on_accept)](int client) {
-      if (!same_user(client)) {
+      if (!net::is_same_user(client)) {
         log(LogLevel::kWarning, "transport", "turned away a peer of another user on unix @" + name);
         close(client);
         return;
@@ -89,7 +52,7 @@ class UnixTransport final : public Transport {
         log(LogLevel::kWarning, "transport", e.what());
       }
     };
-    auto listening = loop_->listen_unix(fd, std::move(accept));
+    auto listening = loop_->listen_unix(bound.socket.release(), std::move(accept));
     return std::make_unique<UnixListener>(
         std::string(kPrefix) + name + std::string(kHostField) + host_, std::move(listening));
   }
@@ -107,10 +70,6 @@ class UnixTransport final : public Transport {
     }
     const std::string name =
         endpoint.substr(kPrefix.size(), endpoint.rfind(kHostField) - kPrefix.size());
-    sockaddr_un address;
-    if (name.size() + 1 > sizeof address.sun_path) {
-      return on_connect(Error(Code::kInvalidArgument, "name too long: " + endpoint));
-    }
     try_connect(reactor_, name, Clock::now(), deadline, std::move(on_connect));
   }
 
@@ -121,14 +80,19 @@ class UnixTransport final : public Transport {
     const auto failed = [&](Error error) {
       on_connect(error.operation("connect unix @" + name).elapsed(Clock::now() - begun));
     };
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return failed(failure("socket", errno));
-    sockaddr_un address;
-    const socklen_t size = fill(address, name);
-    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-      const int error = errno;
-      close(fd);
-      if (error != EAGAIN && error != EINTR) return failed(failure("connect", error));
+    net::OwnedDescriptor socket;
+    try {
+      socket = net::new_unix_socket();
+    } catch (const Error& error) {
+      return failed(error);
+    }
+    if (const int error = net::connect_unix(socket.get(), name)) {
+      if (error == ENAMETOOLONG) {
+        return failed(Error(Code::kInvalidArgument, "the name is too long"));
+      }
+      if (error != EAGAIN && error != EINTR) {
+        return failed(Error(Code::kUnavailable, std::string("connect: ") + std::strerror(error)));
+      }
       if (deadline.expired()) {
         return failed(Error(Code::kTimeout, "too many others connect to it, or it has stopped"));
       }
@@ -140,7 +104,7 @@ class UnixTransport final : public Transport {
     }
     std::unique_ptr<Stream> stream;
     try {
-      stream = std::make_unique<SocketStream>(fd, "unix @" + name);
+      stream = std::make_unique<SocketStream>(socket.release(), "unix @" + name);
     } catch (const Error& e) {
       return failed(e);
     }

@@ -44,7 +44,8 @@ class Meeting {
   bool is_alone_here() const noexcept { return team().size() == 1; }
   size_t element() const noexcept { return size_of(call_.type); }
 
-  // Not initialised. Lives until all messages have ended, also after an error: what they carry must.
+  // Not initialised. Lives until all messages have ended, also after an error: what they carry
+  // must.
   std::span<std::byte> memory(size_t bytes);
 
   bool is_lead() const noexcept { return place() == 0; }

@@ -12,7 +12,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
-#include <farspan/c10d/net/process_memory.h>
+#include <farspan/c10d/net/unix_socket.h>
 
 namespace farspan::dist::cpu {
 namespace {
