@@ -79,13 +79,13 @@ std::string describe(const Signature& signature) {
   return text;
 }
 
-std::optional<std::string> difference(int rank, const Signature& one, int other_rank,
-                                      const Signature& other) {
+std::optional<std::string> difference(std::string_view who, const Signature& one,
+                                      std::string_view other_who, const Signature& other) {
   if (one == other) return std::nullopt;
-  const auto call = [](int r, const Signature& s) {
-    return "rank " + std::to_string(r) + " calls " + describe(s);
+  const auto call = [](std::string_view rank, const Signature& signature) {
+    return std::string(rank) + " calls " + describe(signature);
   };
-  std::string text = call(rank, one) + ", and " + call(other_rank, other);
+  std::string text = call(who, one) + ", and " + call(other_who, other);
   if (describe(one) == describe(other)) {
     if (one.sequence != other.sequence) {
       text += ": calls " + std::to_string(one.sequence) + " and " + std::to_string(other.sequence) +

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <farspan/c10d/group/reduce_op.h>
 
@@ -59,9 +60,10 @@ void set_shape(Signature& signature, std::span<const int64_t> shape) noexcept;
 std::string describe(const Signature& signature);
 
 // What two ranks disagree on; nothing when they agree.
-//   returns  "rank 1 calls all_reduce SUM of float32 [2, 3], and rank 0 broadcast of ..."
-std::optional<std::string> difference(int rank, const Signature& one, int other_rank,
-                                      const Signature& other);
+//   who, other_who  names of the ranks, as "rank 1 (host:pid)"
+//   returns         "rank 1 (host:pid) calls all_reduce SUM of float32 [2, 3], and rank 0 ..."
+std::optional<std::string> difference(std::string_view who, const Signature& one,
+                                      std::string_view other_who, const Signature& other);
 
 // What the two ends of a part of an all_to_all disagree on, in elements.
 //   returns  "rank 0 sends 2 elements to rank 1, which expects 1"

@@ -1,6 +1,8 @@
 #include <farspan/c10d/net/host.h>
 
+#include <limits.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -16,5 +18,13 @@ std::string host_id() {
   const char* const part = std::getenv("FARSPAN_HOST_ID");
   return boot + "/" + std::to_string(net.st_ino) + (part ? std::string("/") + part : "");
 }
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = "";
+  gethostname(name, sizeof name - 1);
+  return *name ? name : "host";
+}
+
+std::string process_name() { return host_name() + ":" + std::to_string(getpid()); }
 
 }  // namespace farspan::net

@@ -12,4 +12,8 @@ namespace farspan::net {
 // have different ones exchange nothing but through the network.
 std::string host_id();
 
+// This host's name, and this process on it: "node7:4711". For messages; no blanks.
+std::string host_name();
+std::string process_name();
+
 }  // namespace farspan::net

@@ -1,7 +1,5 @@
 #include <farspan/c10d/store/generation.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/net/host.h>
 
 namespace farspan::dist {
 namespace {
@@ -43,11 +42,7 @@ std::string random_hex() {
 }
 
 // Random, and tells a person where it is from.
-std::string make_nonce() {
-  char host[65] = "unknown host";
-  gethostname(host, sizeof host - 1);
-  return random_hex() + "@" + host + ":" + std::to_string(getpid());
-}
+std::string make_nonce() { return random_hex() + "@" + net::process_name(); }
 
 std::string place_of(const std::string& nonce) {
   const size_t at = nonce.find('@');

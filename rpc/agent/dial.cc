@@ -8,18 +8,13 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/host.h>
 #include <farspan/rpc/agent/agent.h>
 
 namespace farspan::agent {
 namespace {
 
 constexpr std::chrono::milliseconds kRedialAfter{20};
-
-std::string host_name() {
-  char text[256] = "";
-  gethostname(text, sizeof text - 1);
-  return text;
-}
 
 }  // namespace
 
@@ -31,7 +26,7 @@ wire::Hello Agent::hello() const {
   hello.instance = instance_;
   hello.generation = options_.generation;
   hello.pid = getpid();
-  hello.host = host_name();
+  hello.host = net::host_name();
   hello.functions = options_.functions;
   return hello;
 }

@@ -278,11 +278,12 @@ TEST_P(CollectiveSuite, ValuesOfAnotherTypeAreRefused) {
 }
 
 TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
+  // Most backends know the rank's process, too: "rank 1 (host:pid)".
   const auto differ = [this](const std::function<void(int)>& call, const std::string& why) {
     on_each(3, [&](int rank) {
       const Error error = error_of([&] { call(rank); });
       EXPECT_EQ(error.code(), Code::kShapeMismatch) << error.what();
-      EXPECT_THAT(error.message(), ::testing::HasSubstr(why));
+      EXPECT_THAT(error.message(), ::testing::ContainsRegex(why));
       // From then on the group is of no use, and says so.
       const Error later = error_of([&] { dist::barrier(); });
       EXPECT_EQ(later.code(), Code::kShapeMismatch);
@@ -290,17 +291,17 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
     });
   };
   differ([](int rank) { dist::all_reduce(at::ones({rank == 1 ? 3 : 2})); },
-         "rank 1 calls all_reduce SUM of float32 [3]");
+         "rank 1( [(].+:[0-9]+[)])? calls all_reduce SUM of float32 .3.");
   differ([](int rank) { dist::all_reduce(at::ones({2}, rank == 2 ? at::kInt : at::kFloat)); },
-         "rank 2 calls all_reduce SUM of int32 [2]");
+         "rank 2( [(].+:[0-9]+[)])? calls all_reduce SUM of int32 .2.");
   differ([](int rank) { dist::broadcast(at::ones({2}), rank == 0 ? 1 : 0); }, "root 1");
   differ([](int rank) { rank == 1 ? dist::barrier() : dist::all_reduce(at::ones({2})); },
-         "rank 1 calls barrier");
+         "rank 1( [(].+:[0-9]+[)])? calls barrier");
   differ(
       [](int rank) {
         dist::all_reduce(at::ones({2}), {.op = rank == 0 ? ReduceOp::kMax : ReduceOp::kMin});
       },
-      "rank 0 calls all_reduce MAX");
+      "rank 0( [(].+:[0-9]+[)])? calls all_reduce MAX");
   differ(
       [](int rank) {
         const std::vector<int64_t> more = {1, 2, 1}, one(3, 1);

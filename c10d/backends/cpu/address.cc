@@ -16,9 +16,7 @@ Address Address::of_this_process(const std::string& host_id) {
   for (char& letter : own.host) {
     if (std::isspace(static_cast<unsigned char>(letter))) letter = '_';  // see text()
   }
-  char name[65] = "";
-  gethostname(name, sizeof name - 1);
-  own.host_name = name;
+  own.host_name = net::host_name();
   own.pid = getpid();
   own.tuning = Tuning::read();
   return own;
@@ -27,8 +25,8 @@ Address Address::of_this_process(const std::string& host_id) {
 // One word each; a host's name has no blanks.
 std::string Address::text() const {
   std::ostringstream out;
-  out << "2 " << host << " " << (host_name.empty() ? "host" : host_name) << " " << pid << " "
-      << host_socket << " " << post.endpoint << " " << post.token << " " << tuning;
+  out << "2 " << host << " " << host_name << " " << pid << " " << host_socket << " "
+      << post.endpoint << " " << post.token << " " << tuning;
   return out.str();
 }
 

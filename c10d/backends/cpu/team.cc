@@ -55,8 +55,8 @@ void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks)
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     wait_for(rank, Stage::kEntered, mark(0));
-    const auto differs = difference(number_of(rank_), signature, number_of(rank),
-                                    segment_->seat(rank).signature[turn]);
+    const auto differs =
+        difference(name_of(rank_), signature, name_of(rank), segment_->seat(rank).signature[turn]);
     if (!differs) continue;
     fail(Error(Code::kShapeMismatch, *differs));
     throw failure();

@@ -45,6 +45,8 @@ class Team {
   int size() const noexcept { return segment_->ranks(); }
   // "rank 3", in the group.
   int number_of(int rank) const { return members_[static_cast<size_t>(rank)].number; }
+  // "rank 3 (host:pid)", in the default group.
+  const std::string& name_of(int rank) const { return members_[static_cast<size_t>(rank)].name; }
   Segment& segment() noexcept { return *segment_; }
   size_t small_bytes() const noexcept { return small_bytes_; }
 

@@ -194,8 +194,8 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   if (room.failure) throw *room.failure;
   for (size_t rank = 0; rank < room.seats.size(); ++rank) {
     if (!room.taken[rank]) continue;
-    const auto differs = difference(static_cast<int>(rank), room.seats[rank].call.signature,
-                                    spec_.rank, call.signature);
+    const auto differs = difference("rank " + std::to_string(rank), room.seats[rank].call.signature,
+                                    "rank " + std::to_string(spec_.rank), call.signature);
     if (!differs) continue;
     room.failure = Error(Code::kShapeMismatch, *differs);
     room.changed.notify_all();

@@ -6,6 +6,7 @@
 #include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/backends/mpi/pause.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/host.h>
 
 namespace farspan::dist::mpi {
 namespace {
@@ -22,6 +23,7 @@ Hub::Hub(MPI_Comm ranks) : wire_(ranks), mail_(*this, wire_) {
   for (const Kind word : {Kind::kHello, Kind::kBye}) {
     words_[word].heard.resize(static_cast<size_t>(wire_.size()));
   }
+  for (int rank = 0; rank < size_; ++rank) names_.push_back("rank " + std::to_string(rank));
 }
 
 void Hub::check_open_locked() const {
@@ -35,8 +37,9 @@ std::string Hub::exchange(Kind word, uint64_t number, Deadline deadline, Micros 
     Header header;
     header.kind = word;
     header.number = number;
+    const std::string own = net::process_name();
     for (int rank = 0; rank < wire_.size() && words_[word].said < number; ++rank) {
-      wire_.send(rank, header);
+      wire_.send(rank, header, std::as_bytes(std::span(own)));
     }
     words_[word].said = number;
   }
@@ -99,6 +102,8 @@ std::shared_ptr<Room> Hub::open(const GroupSpec& spec) {
   MutexLock lock(mutex_);
   const auto room = room_locked(spec.id());
   room->spec = spec;
+  room->names.clear();
+  for (const int rank : spec.ranks) room->names.push_back(names_[static_cast<size_t>(rank)]);
   return room;
 }
 
@@ -118,7 +123,7 @@ void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing) {
         for (int rank = 0; rank < room.spec.size(); ++rank) {
           if (rank == room.spec.rank || !is_missing(rank, wire_)) continue;
           if (room.left.contains(rank)) throw room.has_left(rank);
-          append(missing, room.spec.ranks[static_cast<size_t>(rank)]);
+          missing += (missing.empty() ? "" : ", ") + room.name_of(rank);
         }
       } catch (const Error& error) {
         why = error;
@@ -129,9 +134,9 @@ void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing) {
     if (missing.empty()) return;
     if (deadline.expired()) {
       timed_out_ = true;
-      throw Error(Code::kTimeout, "waited for rank " + missing)
+      throw Error(Code::kTimeout, "waited for " + missing)
           .advice("look at what it does, or give the operation more time")
-          .worker("rank " + missing);
+          .worker(missing);
     }
     came ? pause.reset() : pause.take();
   }

@@ -107,6 +107,8 @@ class Hub {
     std::vector<uint64_t> heard;                        // by rank of the job
   };
   std::map<Kind, Words> words_ FARSPAN_GUARDED_BY(mutex_);
+  // By rank of the job, from their first word on: "rank 3 (host:pid)".
+  std::vector<std::string> names_ FARSPAN_GUARDED_BY(mutex_);
   CondVar work_;
   bool has_thread_ FARSPAN_GUARDED_BY(mutex_) = false;
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;

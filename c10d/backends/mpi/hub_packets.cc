@@ -34,7 +34,11 @@ bool Hub::poll_locked(Endings& endings) {
 void Hub::take_locked(Packet packet, Endings& endings) {
   const Header& header = packet.header;
   if (header.kind == Kind::kHello || header.kind == Kind::kBye) {
-    words_[header.kind].heard[static_cast<size_t>(packet.rank)] = header.number;
+    const auto rank = static_cast<size_t>(packet.rank);
+    words_[header.kind].heard[rank] = header.number;
+    const auto name = packet.content();
+    names_[rank] = "rank " + std::to_string(packet.rank) + " (" +
+                   std::string(reinterpret_cast<const char*>(name.data()), name.size()) + ")";
     return;
   }
   if (header.kind == Kind::kClaimed) return mail_.give_room(packet.rank, header.number);

@@ -37,7 +37,8 @@ void Meeting::check_signature(int rank, const Packet& packet) const {
   Signature signature;
   if (packet.content().size() < sizeof signature) throw Error(Code::kCorrupt, "a call without one");
   std::memcpy(&signature, packet.content().data(), sizeof signature);
-  const auto differs = difference(this->rank(), call_.signature, rank, signature);
+  const auto differs =
+      difference(room_.name_of(this->rank()), call_.signature, room_.name_of(rank), signature);
   if (differs) throw Error(Code::kShapeMismatch, *differs);
 }
 

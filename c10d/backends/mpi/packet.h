@@ -12,7 +12,7 @@ namespace farspan::dist::mpi {
 
 enum class Kind : uint8_t {
   kNone = 0,
-  kHello = 1,    // a start of the backend; number: which
+  kHello = 1,    // a start of the backend; number: which; its process's name follows
   kBye = 2,      // the process ends
   kEnter = 3,    // a collective: its Signature, the table of an all_to_all, and bytes that are few
   kData = 4,     // of a collective

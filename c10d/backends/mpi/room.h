@@ -50,8 +50,9 @@ struct Room {
   using Inbox = messages::Inbox<Content>;
 
   uint64_t id = 0;
-  GroupSpec spec;        // its ranks: empty, until this rank uses the group
-  bool is_left = false;  // by this rank
+  GroupSpec spec;                  // its ranks: empty, until this rank uses the group
+  std::vector<std::string> names;  // of these
+  bool is_left = false;            // by this rank
   std::optional<Error> failure;
   std::set<int> left;  // others, by rank in the group
 
@@ -64,7 +65,7 @@ struct Room {
 
   Inbox inbox;
 
-  // "rank 3", in the default group.
+  // "rank 3 (host:pid)", in the default group.
   std::string name_of(int rank) const;
   Error has_left(int rank) const;
   // Why nothing more can come for a receive from this rank, or from anyone (-1).

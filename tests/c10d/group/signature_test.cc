@@ -33,24 +33,24 @@ TEST(Signature, ManyDimensionsAreTheProductOfTheLast) {
 }
 
 TEST(Signature, EqualOnesDoNotDiffer) {
-  EXPECT_EQ(difference(0, all_reduce_of({2}), 1, all_reduce_of({2})), std::nullopt);
+  EXPECT_EQ(difference("rank 0", all_reduce_of({2}), "rank 1", all_reduce_of({2})), std::nullopt);
 }
 
 TEST(Signature, WhatDiffersIsNamed) {
   Signature one = all_reduce_of({2}), other = all_reduce_of({3});
-  EXPECT_EQ(difference(0, one, 2, other),
+  EXPECT_EQ(difference("rank 0", one, "rank 2", other),
             "rank 0 calls all_reduce SUM of float32 [2], and rank 2 calls all_reduce SUM of "
             "float32 [3]");
   other = one;
   other.sequence = 5;
-  EXPECT_EQ(difference(0, one, 2, other),
+  EXPECT_EQ(difference("rank 0", one, "rank 2", other),
             "rank 0 calls all_reduce SUM of float32 [2], and rank 2 calls all_reduce SUM of "
             "float32 [2]: calls 4 and 5 of the group");
   one.sizes_hash = 7;
   one.count = 9;
   other = one;
   other.sizes_hash = 8;
-  EXPECT_EQ(difference(0, one, 2, other),
+  EXPECT_EQ(difference("rank 0", one, "rank 2", other),
             "rank 0 calls all_reduce SUM of float32, 9 elements in parts, and rank 2 calls "
             "all_reduce SUM of float32, 9 elements in parts: the sizes of the parts differ");
 }

@@ -50,7 +50,8 @@ void Meeting::agree() {
     for (size_t i = 0; i < other_leads_.size(); ++i) {
       Signature signature;
       std::memcpy(&signature, of(i).data(), sizeof signature);
-      const auto differs = difference(rank(), call_.signature, other_leads_[i], signature);
+      const auto differs =
+          difference(name_of(rank()), call_.signature, name_of(other_leads_[i]), signature);
       if (differs) throw Error(Code::kShapeMismatch, *differs);
     }
   }

@@ -41,6 +41,10 @@ class Meeting {
   int rank() const noexcept { return hosts_.channel.spec->rank; }
   int host() const noexcept { return layout().own().host; }
   int place() const noexcept { return layout().own().place; }
+  // "rank 3 (host:pid)", in the default group.
+  const std::string& name_of(int rank) const {
+    return (*hosts_.channel.names)[static_cast<size_t>(rank)];
+  }
   bool is_alone_here() const noexcept { return team().size() == 1; }
   size_t element() const noexcept { return size_of(call_.type); }
 
