@@ -192,8 +192,8 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
                      sleep_wait(future, deadline, hint, role, thread_slot());
   if (!hint) return ready;
   role.release();
-  flush_and_tell(*hint);
   hint->hand_over();
+  flush_and_tell(*hint);
   return ready;
 }
 

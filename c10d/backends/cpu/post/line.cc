@@ -202,7 +202,7 @@ void Line::take_in(LineOwner& owner, std::vector<Ending>& endings) {
 bool Line::pump(net::Role& role) noexcept {
   const auto keep = shared_from_this();
   const auto owner = owner_.lock();
-  if (!owner || state_ == State::kEnded) return false;
+  if (!owner || state_ != State::kOpen) return false;
   std::vector<Ending> endings;
   std::optional<Error> failure;
   bool moved = false;

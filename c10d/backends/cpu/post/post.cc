@@ -233,28 +233,26 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
       return make_ready_future(message.peer);
     }
     sending = make();
-    {
-      MutexLock lock(mutex_);  // again: the group may have failed since
-      if (const auto ended = why_unsent_locked(group, spec, message.peer)) {
-        return make_failed(*ended);
-      }
-      offers_.emplace(sending->id, sending);
-      look_soon_locked();
-    }
-    Letter letter = letter_of(Letter::kOffer, group, envelope);
-    letter.offer = sending->id;
-    const Origin origin = sending->origin();
-    const bool may_attach =
-        !world_.is_far[static_cast<size_t>(rank)] && envelope.bytes() >= world_.attach_bytes;
-    if (!line->post(letter, std::as_bytes(std::span(
-                                &origin, may_attach ? 1 : 0)))) {  // it has ended, and on_end() may
-                                                                   // have come before the offer
-      MutexLock lock(mutex_);
-      if (offers_.erase(sending->id) > 0) doing.endings.push_back({sending, -1, gone(rank)});
-    }
+    MutexLock lock(mutex_);
+    why = why_unsent_locked(group, spec, message.peer);  // again: the group may have failed since
+    if (!why && !offer_locked(*line, sending)) why = gone(rank);
+    if (why) return make_failed(*why);
   }
   perform_and_tell(doing);
   return Future<int>(sending);
+}
+
+// Under the lock, so that nobody takes it back before it has left.
+bool Post::offer_locked(Line& line, const std::shared_ptr<Sending>& sending) {
+  Letter letter = letter_of(Letter::kOffer, sending->group, sending->envelope);
+  letter.offer = sending->id;
+  const bool may_attach = !world_.is_far[static_cast<size_t>(sending->rank)] &&
+                          sending->envelope.bytes() >= world_.attach_bytes;
+  const Origin origin = sending->origin();
+  if (!line.post(letter, std::as_bytes(std::span(&origin, may_attach ? 1 : 0)))) return false;
+  offers_.emplace(sending->id, sending);
+  look_soon_locked();
+  return true;
 }
 
 void Post::on_sent(const Sending& sending) {
@@ -287,11 +285,6 @@ Future<int> Post::recv(uint64_t group, const GroupSpec& spec, const Message& mes
       look_soon_locked();
     }
   }
-  // Not by this thread, which goes on unless it waits.
-  for (const auto& one : doing.pulls) {
-    if (one->is_large()) pull_soon(one);
-  }
-  std::erase_if(doing.pulls, [](const auto& one) { return one->is_large(); });
   perform_and_tell(doing);
   return Future<int>(receive);
 }
@@ -353,10 +346,13 @@ void Post::perform(Doing& doing) {
   }
   for (const auto& [line, bytes] : doing.claims) line->claim(bytes + kMessageOverhead);
   for (auto& one : doing.pulls) {
-    doing.endings.push_back({.future = nullptr, .go_on = [self = shared_from_this(), one] {
-                               if (one->is_large()) self->pull_soon(one);
-                               self->pull(one);
-                             }});
+    if (one->is_large()) {
+      pull_by_threads(one);
+    } else {
+      doing.endings.push_back({.future = nullptr, .go_on = [self = shared_from_this(), one] {
+                                 self->pull(one, Deadline::never());
+                               }});
+    }
   }
 }
 

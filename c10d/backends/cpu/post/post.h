@@ -163,18 +163,20 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
       FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
       FARSPAN_REQUIRES(mutex_);
-  void offer(const std::shared_ptr<Sending>& sending, Doing& doing);
+  // False when the line has ended.
+  bool offer_locked(Line& line, const std::shared_ptr<Sending>& sending) FARSPAN_REQUIRES(mutex_);
   void match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& receive, Doing& doing)
       FARSPAN_REQUIRES(mutex_);
   // All but telling who waits, and what takes long.
   void perform(Doing& doing);
   void perform_and_tell(Doing& doing) noexcept;
 
-  void pull(const std::shared_ptr<Pull>& message);
-  void pull_soon(const std::shared_ptr<Pull>& message);
-  void end_pull(const Pull& message, Pulled how);
+  class PullTask;
+  void pull(const std::shared_ptr<Pull>& message, Deadline deadline);
+  void pull_by_threads(const std::shared_ptr<Pull>& message);
+  void end_pull(const Pull& message, bool taken);
   void taken(const Line& line, const Letter& letter, Doing& doing);
-  void write_accepted(const std::shared_ptr<Sending>& sending, std::vector<Ending>& endings);
+  void write_accepted(const std::shared_ptr<Sending>& sending);
   void message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
                     Doing& doing);
   void withdrawn(const Line& line, const Letter& letter, std::span<const std::byte> rest,

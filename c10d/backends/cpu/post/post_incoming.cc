@@ -85,21 +85,24 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       throw Error(Code::kCorrupt, "a letter of an unknown kind");
   }
   perform(doing);
-  if (doing.accepted) write_accepted(doing.accepted, endings);
+  if (doing.accepted) {
+    endings.push_back(
+        {.future = nullptr, .go_on = [self = shared_from_this(), sending = doing.accepted] {
+           self->write_accepted(sending);
+         }});
+  }
   std::move(doing.endings.begin(), doing.endings.end(), std::back_inserter(endings));
 }
 
-void Post::write_accepted(const std::shared_ptr<Sending>& sending, std::vector<Ending>& endings) {
-  auto lines = lines_for(*sending);
+void Post::write_accepted(const std::shared_ptr<Sending>& sending) {
+  const auto lines = lines_for(*sending);
   {
     MutexLock lock(mutex_);  // nobody withdraws it in between
     if (!offers_.contains(sending->id)) return;
     for (const auto& one : lines) one->add(sending);
   }
   for (const auto& one : lines) one->write_on();
-  endings.push_back({.future = nullptr, .go_on = [lines = std::move(lines)] {
-                       for (const auto& one : lines) one->tell_news();
-                     }});
+  for (const auto& one : lines) one->tell_news();
 }
 
 Error Post::has_left() const {
@@ -162,21 +165,36 @@ void Post::on_filled(const Line& line, uint64_t offer, std::vector<Ending>& endi
   fillings_.erase(found);
 }
 
+class Post::PullTask final : public net::Task {
+ public:
+  PullTask(std::shared_ptr<Post> post, std::shared_ptr<Pull> message)
+      : post_(std::move(post)), message_(std::move(message)) {
+    patient = true;
+  }
+  void run() noexcept override { post_->pull(message_, Deadline::never()); }
+  void reject(const Error&) noexcept override {}  // at the end, when all has ended
+
+ private:
+  const std::shared_ptr<Post> post_;
+  const std::shared_ptr<Pull> message_;
+};
+
 // Several threads may read one message; whoever reads the last piece ends it.
-void Post::pull(const std::shared_ptr<Pull>& message) {
-  if (const auto how = message->run()) end_pull(*message, *how);
+void Post::pull(const std::shared_ptr<Pull>& message, Deadline deadline) {
+  if (const auto taken = message->run(deadline)) end_pull(*message, *taken);
 }
 
-void Post::pull_soon(const std::shared_ptr<Pull>& message) {
-  reactor_->timers().add(TimePoint(), [weak = weak_from_this(), message] {
-    if (const auto self = weak.lock()) self->pull(message);
-  });
+// Not by the thread that has found it, which others need; whoever waits for the message helps.
+void Post::pull_by_threads(const std::shared_ptr<Pull>& message) {
+  for (int thread = 0; thread < 2; ++thread) {
+    reactor_->run(std::make_unique<PullTask>(shared_from_this(), message));
+  }
 }
 
-void Post::end_pull(const Pull& message, Pulled how) {
-  if (how == Pulled::kWithdrawn) return;
+// Who has withdrawn it does not mind being asked for it.
+void Post::end_pull(const Pull& message, bool taken) {
   Letter answer;
-  answer.kind = how == Pulled::kTaken ? Letter::kTaken : Letter::kAccept;
+  answer.kind = taken ? Letter::kTaken : Letter::kAccept;
   answer.offer = message.offer;
   std::shared_ptr<Line> line;
   std::shared_ptr<messages::Receive> receive;
@@ -185,7 +203,7 @@ void Post::end_pull(const Pull& message, Pulled how) {
     line = answers_locked(message.line);
   }
   line->post(answer);
-  if (how == Pulled::kForbidden) return;
+  if (!taken) return;
   {
     MutexLock lock(mutex_);
     const auto found = fillings_.find({message.line->peer(), message.offer});

@@ -34,7 +34,7 @@ bool Post::wait(Sending& sending, Deadline deadline) {
     MutexLock lock(mutex_);
     line = visitor_locked(sending.rank);  // where it is, answers come on it
     const auto own = lines_.find(sending.rank);
-    if (!line && own != lines_.end()) line = own->second;
+    if (!line && own != lines_.end() && own->second->is_open()) line = own->second;
   }
   const Deadline own = sending.message.deadline;
   if (reactor_->wait(sending, earlier(deadline, own), line.get())) return true;
@@ -49,7 +49,7 @@ bool Post::wait(Waiting& receive, Deadline deadline) {
     message = receive.pull.lock();
     line = receive.rank < 0 ? nullptr : visitor_locked(receive.rank);
   }
-  if (message) pull(message);
+  if (message) pull(message, earlier(deadline, receive.wanted.deadline));
   const Deadline own = receive.wanted.deadline;
   if (reactor_->wait(receive, earlier(deadline, own), line.get())) return true;
   return own.expired() && expire(receive);

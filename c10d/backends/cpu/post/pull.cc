@@ -9,8 +9,8 @@
 namespace farspan::dist::cpu {
 namespace {
 
-constexpr uint64_t kPieceBytes = 512 << 10;
-constexpr uint64_t kLargeBytes = 4 << 20;
+constexpr uint64_t kPieceBytes = 128 << 10;
+constexpr uint64_t kLargeBytes = 2 << 20;
 
 }  // namespace
 
@@ -24,14 +24,15 @@ Pull::Pull(std::shared_ptr<Line> of_sender, uint64_t number, const Origin& origi
 
 bool Pull::is_large() const noexcept { return filling->size() >= kLargeBytes; }
 
-std::optional<Pulled> Pull::run() noexcept {
-  while (true) {
+std::optional<bool> Pull::run(Deadline deadline) noexcept {
+  while (!deadline.expired()) {
     const uint64_t piece = next_.fetch_add(1);
     if (piece >= pieces_) return std::nullopt;
     // After the first that fails the others are only counted.
     if (error_ == 0) read_piece(piece * kPieceBytes);
-    if (done_.fetch_add(1) + 1 == pieces_) return look_at_mark();
+    if (done_.fetch_add(1) + 1 == pieces_) return does_mark_stand();
   }
+  return std::nullopt;
 }
 
 void Pull::read_piece(uint64_t begin) noexcept {
@@ -43,15 +44,15 @@ void Pull::read_piece(uint64_t begin) noexcept {
   if (error != 0) error_ = error;
 }
 
-Pulled Pull::look_at_mark() noexcept {
+bool Pull::does_mark_stand() noexcept {
   uint64_t mark = 0;
   if (error_ == 0) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     error_ = net::read_process_memory(line->attachable(), origin_.mark_address, &mark, sizeof mark);
   }
-  if (error_ == 0) return mark == origin_.mark ? Pulled::kTaken : Pulled::kWithdrawn;
+  if (error_ == 0) return mark == origin_.mark;
   if (error_ == EPERM || error_ == ENOSYS) line->forbid_attach(error_);
-  return Pulled::kForbidden;
+  return false;
 }
 
 }  // namespace farspan::dist::cpu

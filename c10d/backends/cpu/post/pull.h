@@ -13,13 +13,6 @@
 
 namespace farspan::dist::cpu {
 
-// How it has ended.
-enum class Pulled {
-  kTaken,      // the sender needs its memory no more; whoever received may have given up meanwhile
-  kWithdrawn,  // the sender gave up, so what was read may be anything; it says so itself
-  kForbidden,  // the bytes must be asked for
-};
-
 // The sender's mark is looked at when all has been read: it goes before the memory can change.
 //
 // Threading: run() from any thread, and from several at once, which share the pieces out.
@@ -35,13 +28,15 @@ class Pull {
   // Whether it is worth a second thread's time.
   bool is_large() const noexcept;
 
-  // Reads until no piece is left; returns how it has ended to the thread that reads the last one,
-  // and to no other.
-  std::optional<Pulled> run() noexcept;
+  // Reads until no piece is left, or the deadline. The thread that reads the last piece, and no
+  // other, hears how it has ended: true when the sender needs its memory no more (whoever received
+  // may have given up meanwhile). False: the bytes must be asked for, since what was read may be
+  // anything, or could not be read; a sender that gave up says so itself.
+  std::optional<bool> run(Deadline deadline) noexcept;
 
  private:
   void read_piece(uint64_t begin) noexcept;
-  Pulled look_at_mark() noexcept;
+  bool does_mark_stand() noexcept;
 
   const Origin origin_;
   const uint64_t pieces_;

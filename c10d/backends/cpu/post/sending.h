@@ -34,7 +34,8 @@ class Sending final : public detail::FutureState<int> {
         message(to),
         data(what),
         post_(std::move(post)),
-        mark_(own_mark) {}
+        mark_(own_mark),
+        standing_mark_(own_mark) {}
   ~Sending() override { withdraw_mark(); }
 
   const uint64_t id;
@@ -47,11 +48,11 @@ class Sending final : public detail::FutureState<int> {
 
   // Where the receiver can read it while the mark stands: withdrawn before the memory can change.
   Origin origin() const noexcept {
-    return {reinterpret_cast<uintptr_t>(data.data), reinterpret_cast<uintptr_t>(&mark_),
-            mark_.load()};
+    return {reinterpret_cast<uintptr_t>(data.data), reinterpret_cast<uintptr_t>(&standing_mark_),
+            mark_};
   }
   void withdraw_mark() noexcept {
-    mark_.store(0);
+    standing_mark_.store(0);
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 
@@ -72,7 +73,8 @@ class Sending final : public detail::FutureState<int> {
 
  private:
   const std::shared_ptr<Post> post_;
-  std::atomic<uint64_t> mark_;
+  const uint64_t mark_;
+  std::atomic<uint64_t> standing_mark_;
   std::atomic<uint64_t> next_{0}, left_{0};
 };
 
@@ -99,7 +101,7 @@ class Filling {
   std::shared_ptr<messages::Receive> give_up() {
     MutexLock lock(mutex_);
     place_ = nullptr;
-    while (writers_ > 0) idle_.wait(mutex_);  // they do not block
+    while (writers_ > 0) idle_.wait(mutex_);  // each for a short piece
     return std::move(receive_);
   }
   // Calls write(place) with where the byte number `offset` goes, or null, unless given up; returns
