@@ -47,7 +47,6 @@ void Pull::read_piece(uint64_t begin) noexcept {
 bool Pull::does_mark_stand() noexcept {
   uint64_t mark = 0;
   if (error_ == 0) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     error_ = net::read_process_memory(line->attachable(), origin_.mark_address, &mark, sizeof mark);
   }
   if (error_ == 0) return mark == origin_.mark;

@@ -51,10 +51,8 @@ class Sending final : public detail::FutureState<int> {
     return {reinterpret_cast<uintptr_t>(data.data), reinterpret_cast<uintptr_t>(&standing_mark_),
             mark_};
   }
-  void withdraw_mark() noexcept {
-    standing_mark_.store(0);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
+  // An exchange, which what is written afterwards does not overtake.
+  void withdraw_mark() noexcept { standing_mark_.exchange(0, std::memory_order_seq_cst); }
 
   // Its bytes in parts, which may leave on several lines at once.
   struct Range {
