@@ -26,6 +26,7 @@ class PostAlone : public ::testing::Test {
   }
   ~PostAlone() override {
     post_->stop(0ms);
+    loop_->close();
     reactor_->stop();
   }
   void open(const std::string& endpoint_of_other) {
