@@ -5,6 +5,8 @@
 #include <farspan/c10d/group/point_to_point.h>
 #include <farspan/c10d/group/tensor_block.h>
 
+#include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -15,21 +17,15 @@ using at::Tensor;
 using dist::ReduceOp;
 
 constexpr at::ScalarType kTypes[] = {
-    at::kByte,         at::kChar,          at::kShort,  at::kInt,    at::kLong,
-    at::kHalf,         at::kBFloat16,      at::kFloat,  at::kDouble, at::kBool,
-    at::kComplexFloat, at::kComplexDouble, at::kUInt16, at::kUInt32, at::kUInt64};
+    at::kByte,          at::kChar,   at::kShort,  at::kInt,   at::kLong,        at::kHalf,
+    at::kBFloat16,      at::kFloat,  at::kDouble, at::kBool,  at::kComplexHalf, at::kComplexFloat,
+    at::kComplexDouble, at::kUInt16, at::kUInt32, at::kUInt64};
 constexpr ReduceOp::Kind kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct,
                                    ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
                                    ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
 // Elements: none, one, odd, about what travels with the call, about a chunk. For many chunks see
 // LargeTensors.
 constexpr int64_t kSizes[] = {0, 1, 7, 1023, 2047, 2048, 2049, 4097, 16384, 20'001};
-
-std::vector<Tensor> inputs(int ranks, int64_t count, at::ScalarType type, int64_t salt) {
-  std::vector<Tensor> all;
-  for (int rank = 0; rank < ranks; ++rank) all.push_back(input_of(rank, count, type, salt));
-  return all;
-}
 
 // In a type that LibTorch reduces, and that is exact for what input_of() makes.
 Tensor wide(const Tensor& tensor) {
@@ -96,8 +92,6 @@ std::string about(ReduceOp::Kind op, at::ScalarType type, int64_t count, int ran
          c10::toString(type) + " over " + std::to_string(ranks) + " ranks";
 }
 
-bool all_combinations() { return std::getenv("FARSPAN_ALL_COMBINATIONS") != nullptr; }
-
 // Calls `body` with each operation and type that make sense, and sizes in turn: every pair of two
 // of the three is met over all worlds. With FARSPAN_ALL_COMBINATIONS set, all of them.
 void for_reductions(int ranks,
@@ -126,6 +120,26 @@ TEST_P(CollectiveSuite, AllReduce) {
         dist::all_reduce(own, {.op = op_of(op)});
         EXPECT_TRUE(same(own, expected(op, all, 0.5))) << about(op, type, count, ranks);
       });
+    });
+  }
+}
+
+// Where a rank's part of a chunk ends, and at its neighbours; see kAboutAChunk.
+TEST_P(CollectiveSuite, ReductionsOfAboutAChunk) {
+  for (const int ranks : {2, 5}) {
+    on_each(ranks, [ranks](int rank) {
+      for (const int64_t count : kAboutAChunk) {
+        for (const ReduceOp::Kind op : kOps) {
+          if (!has_meaning(op, at::kFloat)) continue;
+          for (const int64_t elements : {count, count * ranks}) {
+            const auto all = inputs(ranks, elements, at::kFloat);
+            const Tensor own = all[static_cast<size_t>(rank)].clone();
+            dist::all_reduce(own, {.op = op_of(op)});
+            EXPECT_TRUE(same(own, expected(op, all, 0.5)))
+                << about(op, at::kFloat, elements, ranks);
+          }
+        }
+      }
     });
   }
 }
@@ -167,12 +181,34 @@ TEST_P(CollectiveSuite, ReduceScatter) {
   }
 }
 
-// Those that only move elements: every type and size.
+// Those that only move elements: over all worlds of more than one rank, each type in each size.
+// With FARSPAN_ALL_COMBINATIONS set, in each world.
 void for_moves(int ranks, const std::function<void(at::ScalarType, int64_t)>& body) {
-  size_t turn = static_cast<size_t>(ranks);
+  static const bool all = all_combinations();
+  constexpr size_t kSome = (std::size(kSizes) + std::size(kWorlds) - 2) / (std::size(kWorlds) - 1);
+  const size_t sizes = all ? std::size(kSizes) : kSome;
+  size_t first = kSome * static_cast<size_t>(std::ranges::find(kWorlds, ranks) - kWorlds);
   for (const at::ScalarType type : kTypes) {
-    for (int some = 0; some < 2; ++some) body(type, kSizes[turn++ % std::size(kSizes)]);
+    for (size_t i = 0; i < sizes; ++i) body(type, kSizes[(first + i) % std::size(kSizes)]);
+    ++first;
   }
+}
+
+TEST(Combinations, EveryPairIsMetOverAllWorlds) {
+  std::set<std::tuple<int, int, int64_t>> moves, reductions, pairs;
+  for (const int ranks : kWorlds) {
+    for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, int64_t count) {
+      reductions.emplace(op, -1, count);
+      pairs.emplace(op, static_cast<int>(type), -1);
+      reductions.emplace(-1, static_cast<int>(type), count);
+    });
+    if (ranks == 1) continue;
+    for_moves(ranks, [&](at::ScalarType type, int64_t count) {
+      moves.emplace(0, static_cast<int>(type), count);
+    });
+  }
+  EXPECT_EQ(moves.size(), std::size(kTypes) * std::size(kSizes));
+  EXPECT_EQ(reductions.size(), (std::size(kTypes) + std::size(kOps)) * std::size(kSizes));
 }
 
 TEST_P(CollectiveSuite, Broadcast) {
@@ -210,6 +246,32 @@ TEST_P(CollectiveSuite, AllGather) {
       });
     });
   }
+}
+
+TEST_P(CollectiveSuite, FloatsOfEightBitsAreMovedAndNotReduced) {
+  on_each(3, [](int rank) {
+    for (const auto type : {at::kFloat8_e5m2, at::kFloat8_e4m3fn, at::kFloat8_e5m2fnuz,
+                            at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu}) {
+      for (const int64_t count : {1, 20'001}) {
+        std::vector<Tensor> all;
+        for (int other = 0; other < 3; ++other) all.push_back(input_of(other, count, at::kByte));
+        const Tensor own = all[static_cast<size_t>(rank)].clone();
+        const Tensor whole = at::zeros({3 * count}, at::kByte);
+        dist::all_gather_into_tensor(whole.view(type), own.view(type));
+        EXPECT_TRUE(at::equal(whole, at::cat(all))) << c10::toString(type) << " " << count;
+        dist::broadcast(own.view(type), 1);
+        EXPECT_TRUE(at::equal(own, all[1])) << c10::toString(type) << " " << count;
+        for (const ReduceOp::Kind op : kOps) {
+          const Error error =
+              error_of([&] { dist::all_reduce(own.view(type), {.op = op_of(op)}); });
+          EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+          EXPECT_THAT(error.what(), ::testing::HasSubstr("has no meaning here"));
+          EXPECT_THAT(error.what(), ::testing::HasSubstr("of float8_e"));
+        }
+        EXPECT_TRUE(at::equal(own, all[1])) << "untouched";
+      }
+    }
+  });
 }
 
 TEST_P(CollectiveSuite, AllGatherOfUnequalSizes) {
@@ -322,77 +384,6 @@ TEST_P(CollectiveSuite, PartsOfListsMayDifferInSize) {
       }
     });
   }
-}
-
-// More chunks than a rank may be ahead of the others, and the last one short.
-TEST_P(CollectiveSuite, LargeTensors) {
-  for (const int ranks : {2, 3}) {
-    on_each(ranks, [ranks](int rank) {
-      const int64_t part = 500'003, whole = part * ranks;
-      const auto all = inputs(ranks, whole, at::kInt, 1);
-      const Tensor sum = expected(ReduceOp::kSum, all, 1);
-      const Tensor& own = all[static_cast<size_t>(rank)];
-      const int last = ranks - 1;
-      Tensor got = own.clone();
-      dist::all_reduce(got);
-      EXPECT_TRUE(at::equal(got, sum)) << "all_reduce";
-      got = own.clone();
-      dist::reduce(got, last);
-      EXPECT_TRUE(at::equal(got, rank == last ? sum : own)) << "reduce";
-      got = own.clone();
-      dist::broadcast(got, last);
-      EXPECT_TRUE(at::equal(got, all.back())) << "broadcast";
-      got = at::zeros({part}, at::kInt);
-      dist::reduce_scatter_tensor(got, own);
-      EXPECT_TRUE(at::equal(got, sum.narrow(0, rank * part, part))) << "reduce_scatter";
-      got = at::zeros({whole * ranks}, at::kInt);
-      dist::all_gather_into_tensor(got, own);
-      EXPECT_TRUE(at::equal(got, at::cat(all))) << "all_gather";
-      const auto parts_of = [&](const Tensor& tensor) { return tensor.split(part); };
-      std::vector<Tensor> in = parts_of(own), out;
-      for (int other = 0; other < ranks; ++other) out.push_back(at::zeros({part}, at::kInt));
-      dist::all_to_all(out, in);
-      for (size_t other = 0; other < out.size(); ++other) {
-        const Tensor want = parts_of(all[other])[static_cast<size_t>(rank)];
-        EXPECT_TRUE(at::equal(out[other], want)) << "all_to_all";
-      }
-      const std::vector<Tensor> nothing;
-      dist::scatter(out[0], rank == 0 ? parts_of(all[0]) : nothing, 0);
-      EXPECT_TRUE(at::equal(out[0], parts_of(all[0])[static_cast<size_t>(rank)])) << "scatter";
-      dist::gather(out[0], rank == 0 ? parts_of(got.narrow(0, 0, whole).zero_()) : nothing, 0);
-      EXPECT_TRUE(rank != 0 || at::equal(got.narrow(0, 0, whole), all[0])) << "gather";
-    });
-  }
-}
-
-// Sizes that 32 bits do not hold, at every place where they are counted in bytes or in elements.
-TEST_P(CollectiveSuite, MoreThanTwoGibibytes) {
-  if (!all_combinations()) GTEST_SKIP() << "it needs 5 GiB: set FARSPAN_ALL_COMBINATIONS";
-  constexpr int64_t kCount = (int64_t{1} << 31) + 4099;
-  on_each(2, [](int rank) {
-    const Tensor x = at::empty({kCount}, at::kChar);
-    const auto fill = [&] { x.fill_(rank + 1).narrow(0, kCount - 7, 7).fill_(10 * (rank + 1)); };
-    const auto holds = [](const Tensor& tensor, int most, int last) {
-      for (const Tensor& piece : tensor.narrow(0, 0, kCount - 7).split(int64_t{64} << 20)) {
-        if (!piece.eq(most).all().item<bool>()) return false;
-      }
-      return tensor.narrow(0, kCount - 7, 7).eq(last).all().item<bool>();
-    };
-    fill();
-    dist::all_reduce(x);
-    EXPECT_TRUE(holds(x, 3, 30)) << "all_reduce";
-    fill();
-    dist::broadcast(x, 1);
-    EXPECT_TRUE(holds(x, 2, 20)) << "broadcast";
-    fill();
-    if (rank == 0) {
-      dist::send(x, 1);
-    } else {
-      dist::recv(x, 0);
-      EXPECT_TRUE(holds(x, 1, 10)) << "send";
-    }
-    dist::barrier();
-  });
 }
 
 TEST_P(CollectiveSuite, TensorsMayBeStridedInAnyWay) {

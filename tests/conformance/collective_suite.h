@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -26,14 +27,22 @@ struct BackendKind {
 };
 inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
 
-class CollectiveSuite : public ::testing::TestWithParam<BackendKind> {
- protected:
+// The first of one rank.
 #if defined(__SANITIZE_ADDRESS__)  // which makes each rank several times slower
-  static constexpr int kWorlds[] = {1, 2, 3, 5};
+inline constexpr int kWorlds[] = {1, 2, 3, 5};
 #else
-  static constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8};
+inline constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8};
 #endif
 
+// Elements of float32 that fill rooms of the cpu backend, or a rank's part of one above four ranks,
+// or pieces between hosts; one less, and one more. See c10d/backends/cpu/segment.h.
+inline constexpr int64_t kAboutAChunk[] = {8191, 8192, 8193, 32767, 32768, 32769};
+
+// Else of operations, types and sizes only enough are met that each pair is.
+inline bool all_combinations() { return std::getenv("FARSPAN_ALL_COMBINATIONS") != nullptr; }
+
+class CollectiveSuite : public ::testing::TestWithParam<BackendKind> {
+ protected:
   void on_each(int ranks, const std::function<void(int rank)>& body,
                Millis timeout = std::chrono::seconds(60)) {
     GetParam().run(ranks, timeout, body);
@@ -54,6 +63,13 @@ inline at::Tensor input_of(int rank, int64_t count, at::ScalarType type, int64_t
     small = small - 2;
   }
   return small.to(type);
+}
+
+inline std::vector<at::Tensor> inputs(int ranks, int64_t count, at::ScalarType type,
+                                      int64_t salt = 0) {
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(input_of(rank, count, type, salt));
+  return all;
 }
 
 }  // namespace farspan::testing
