@@ -129,15 +129,12 @@ TEST_P(CollectiveSuite, ReductionsOfAboutAChunk) {
   for (const int ranks : {2, 5}) {
     on_each(ranks, [ranks](int rank) {
       for (const int64_t count : kAboutAChunk) {
+        const auto all = inputs(ranks, count, at::kFloat);
         for (const ReduceOp::Kind op : kOps) {
           if (!has_meaning(op, at::kFloat)) continue;
-          for (const int64_t elements : {count, count * ranks}) {
-            const auto all = inputs(ranks, elements, at::kFloat);
-            const Tensor own = all[static_cast<size_t>(rank)].clone();
-            dist::all_reduce(own, {.op = op_of(op)});
-            EXPECT_TRUE(same(own, expected(op, all, 0.5)))
-                << about(op, at::kFloat, elements, ranks);
-          }
+          const Tensor own = all[static_cast<size_t>(rank)].clone();
+          dist::all_reduce(own, {.op = op_of(op)});
+          EXPECT_TRUE(same(own, expected(op, all, 0.5))) << about(op, at::kFloat, count, ranks);
         }
       }
     });
