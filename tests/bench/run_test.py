@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Tests tests/bench/run with programs that only pretend to measure."""
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -22,6 +26,40 @@ CASES = {
     ]
     for transport in ("unix", "tcp")
 }
+
+
+def load_run():
+    loader = importlib.machinery.SourceFileLoader("run", str(RUN))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", loader))
+    sys.modules["run"] = module  # its dataclasses look for it
+    loader.exec_module(module)
+    return module
+
+
+def source_of(program):
+    """The text of a program, with the headers of this folder that it includes."""
+    for path in (RUN.parent / f"{program}.cc", RUN.parent / "peers" / f"{program}.cc",
+                 RUN.parent / "peers" / program):
+        if path.exists():
+            text = path.read_text()
+            break
+    missing = set(re.findall(r'"bench/(\w+\.h)"', text))
+    read = set()
+    while missing - read:
+        header = (missing - read).pop()
+        read.add(header)
+        text += (RUN.parent / header).read_text()
+        missing |= set(re.findall(r'"bench/(\w+\.h)"', text))
+    return text
+
+
+def prints(source, case):
+    """Whether a program has the name of a case, which is either whole there, or made of parts."""
+    name = re.sub(r" (world \d|unix|tcp)$", "", case)
+    if f'"{name}' in source:
+        return True
+    *first, number, unit = name.split()
+    return f'"{" ".join(first)} ' in source and f'"{number} {unit}"' in source
 
 
 def alive(pid):
@@ -177,6 +215,31 @@ class RunTest(unittest.TestCase):
         done = subprocess.run([RUN, "rcp"], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no area 'rcp', only rpc", done.stderr)
+
+    def test_bandwidths_are_those_of_reductions_and_then_of_messages(self):
+        rows = [{"case": f"{what} world 4", "peer": peer, "ours": 1000, "ratio": 0.5}
+                for what in ("send 1 MiB", "all_reduce 1 MiB", "barrier")
+                for peer in ("gloo", "limit")]
+        self.assertEqual(load_run().bandwidths(rows), [
+            "all_reduce 1 MiB world 4: busbw 1.57 GB/s, 0.50 of memcpy",
+            "send 1 MiB world 4: 1.05 GB/s, 0.50 of the limit"])
+
+    def test_every_program_prints_what_its_area_asks_it_for(self):
+        areas = load_run().AREAS
+        self.assertFalse(prints(source_of("limits"), "all_reduce 4 B world 2"))
+        self.assertFalse(prints(source_of("collectives_bench"), "send 16 GiB world 2"))
+        for area in areas.values():
+            for program in area.programs:
+                source = source_of(program.name)
+                for case in area.cases:
+                    if program.label in ("ours", *case.peers):
+                        self.assertTrue(prints(source, case.name), (program.name, case.name))
+
+    def test_every_goal_is_about_a_case_and_a_peer_of_it(self):
+        for name, area in load_run().AREAS.items():
+            peers = {case.name: case.peers for case in area.cases}
+            for case, goals in area.goals.items():
+                self.assertLessEqual(set(goals), set(peers.get(case, ())), (name, case))
 
     def pids(self):
         file = self.programs / "pids"

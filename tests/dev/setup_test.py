@@ -93,7 +93,7 @@ def an_etcd_that_cannot_be_had_is_a_warning_unless_it_is_needed(clones):
     path = [folder for folder in clones.variables()["PATH"].split(":")
             if not pathlib.Path(folder, "etcd").exists()]
     done = [subprocess.run([root / "dev", "test"], capture_output=True, text=True, env={
-        **os.environ, **clones.variables(), "PATH": ":".join(path), "FARSPAN_NEED_STORE_SERVERS": need})
+        **os.environ, **clones.variables(), "PATH": ":".join(path), "FARSPAN_NEED_ALL": need})
         for need in ("", "1")]
     assert is_asked_for(clones, "download")
     assert done[0].returncode == 0 and "tests are skipped" in done[0].stderr, done[0]
@@ -117,7 +117,7 @@ def tests_bring_open_mpi_with_them(clones):
     pathlib.Path(f"{clones.apt_log}.missing").write_text("libopenmpi-dev\nopenmpi-bin\n")
     dev(clones, root, "build")
     assert not is_asked_for(clones, "install")
-    dev(clones, root, "test", FARSPAN_NEED_STORE_SERVERS="")
+    dev(clones, root, "test", FARSPAN_NEED_ALL="")
     asked = is_asked_for(clones, "install")
     assert len(asked) == 1 and asked[0].endswith(" libopenmpi-dev openmpi-bin"), asked
 

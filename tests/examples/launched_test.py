@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """One program under every launcher, unchanged: launched_test.py PROGRAM TORCHRUN ARGUMENT..
 
-torchrun and mpirun are run where they are; what plain scripts, MPICH's mpirun and srun set is set here.
+torchrun and mpirun are run where they are, or must be (FARSPAN_NEED_ALL); what plain scripts, MPICH's
+mpirun and srun set is set here.
 Each time two processes must find each other, end with status 0, print one result, and leave nothing.
 """
 
@@ -43,10 +44,11 @@ def launches(program, torchrun, arguments):
     yield "srun's variables", by_variables(command, {
         "SLURM_PROCID": "{rank}", "SLURM_STEP_NUM_TASKS": size, "SLURM_STEP_NUM_NODES": "1",
         "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"})
-    if os.path.exists(torchrun):
+    needed = os.environ.get("FARSPAN_NEED_ALL")
+    if os.path.exists(torchrun) or needed:
         yield "torchrun", [torchrun, "--no-python", f"--nproc-per-node={size}",
                            f"--master-port={free_port()}", *command]
-    mpirun = shutil.which("mpirun")
+    mpirun = shutil.which("mpirun") or (needed and "mpirun")
     if mpirun:
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         yield "mpirun", [mpirun, *as_root, "--oversubscribe", "-n", size, *command]

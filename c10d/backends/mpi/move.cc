@@ -16,10 +16,13 @@ Parts to_nobody(const Meeting& meeting) { return to_all(meeting, {}); }
 
 }  // namespace
 
+// One step: a packet to each other rank.
 void barrier(Meeting& meeting) { meeting.enter(to_nobody(meeting)); }
 
-// The root gives each other rank a part, which that one passes on to the others while it comes: all
-// links are used, and nobody sends more than the whole.
+// Up to 32 KiB, and between two ranks, the root sends all to all: one step, n - 1 times the data.
+// Above, it gives each other rank a part, which that one passes on to the others while it comes:
+// all links are used, and nobody sends more than the whole. The root sends it once, the others
+// (n-2)/(n-1) of it, one step behind the root.
 void broadcast(Meeting& meeting, const Call& call, Block data) {
   const auto bytes = bytes_of(data, size_of(call.type));
   const int root = call.root(), ranks = meeting.size(), self = meeting.rank();
@@ -56,6 +59,7 @@ void broadcast(Meeting& meeting, const Call& call, Block data) {
   meeting.await_all();
 }
 
+// Straight from each to each, its block n - 1 times: with the first packet up to 8 KiB.
 void all_gather(Meeting& meeting, const Call& call, Block in, std::span<const Block> out) {
   const size_t element = size_of(call.type);
   for (int rank = 0; rank < meeting.size(); ++rank) {
@@ -67,6 +71,7 @@ void all_gather(Meeting& meeting, const Call& call, Block in, std::span<const Bl
   meeting.await_all();
 }
 
+// Straight to the root: one block from each rank.
 void gather(Meeting& meeting, const Call& call, Block in, std::span<const Block> out) {
   const size_t element = size_of(call.type);
   Parts own = to_nobody(meeting);
@@ -83,6 +88,7 @@ void gather(Meeting& meeting, const Call& call, Block in, std::span<const Block>
   meeting.await_all();
 }
 
+// Straight from the root: n - 1 blocks.
 void scatter(Meeting& meeting, const Call& call, std::span<const Block> in, Block out) {
   const size_t element = size_of(call.type);
   Parts own = to_nobody(meeting);
@@ -95,6 +101,7 @@ void scatter(Meeting& meeting, const Call& call, std::span<const Block> in, Bloc
   meeting.await_all();
 }
 
+// Straight from each to each: n - 1 blocks from each rank.
 void all_to_all(Meeting& meeting, const Call& call, std::span<const Block> in,
                 std::span<const Block> out) {
   const size_t element = size_of(call.type);

@@ -53,8 +53,9 @@ Slice slice_of(const Block& block, size_t number, size_t elements) noexcept {
   return {first, std::min(elements, block.count - first)};
 }
 
-// Reduces all ranks' in[r], for r this rank, slice by slice. One slice comes while the one before
-// is reduced; who is late is not run over, since others wait until it is ready.
+// Reduces all ranks' in[r], for r this rank, slice by slice: a step for each. One slice comes while
+// the one before is reduced; who is late is not run over, since others wait until it is ready. Each
+// rank sends its n - 1 parts for the others.
 //   place(first)        where the reduced elements from `first` on go
 //   done(first, count)  after each slice
 void reduce_own(Meeting& meeting, const Call& call, std::span<const Block> in,
@@ -106,7 +107,8 @@ std::vector<Block> cut(Block data, int ranks, size_t element) {
   return parts;
 }
 
-// `reader` gets the result, or all do (-1).
+// `reader` gets the result, or all do (-1). One step: each rank sends its data once to each that
+// reads.
 void reduce_whole(Meeting& meeting, const Call& call, Block data, int reader) {
   const auto bytes = bytes_of(data, size_of(call.type));
   const int self = meeting.rank();
@@ -126,6 +128,8 @@ void reduce_whole(Meeting& meeting, const Call& call, Block data, int reader) {
 
 }  // namespace
 
+// Above 8 KiB slices + 1 steps; each rank sends (n-1)/n of the data, and its result, one n-th, to
+// n - 1 others: 2(n-1)/n.
 void all_reduce(Meeting& meeting, const Call& call, Block data) {
   const size_t element = size_of(call.type);
   if (data.count * element <= kWholeBytes) return reduce_whole(meeting, call, data, -1);
@@ -146,6 +150,7 @@ void all_reduce(Meeting& meeting, const Call& call, Block data) {
   meeting.await_all();
 }
 
+// Above 8 KiB slices + 1 steps; each rank sends (n-1)/n of the data, and its result to the root: 1.
 void reduce(Meeting& meeting, const Call& call, Block data) {
   const size_t element = size_of(call.type);
   if (data.count * element <= kWholeBytes) return reduce_whole(meeting, call, data, call.root());
@@ -170,6 +175,7 @@ void reduce(Meeting& meeting, const Call& call, Block data) {
   meeting.await_all();
 }
 
+// Each rank sends n - 1 parts, in one step up to 8 KiB, above in a step for each slice.
 void reduce_scatter(Meeting& meeting, const Call& call, std::span<const Block> in, Block out) {
   const size_t element = size_of(call.type);
   const size_t self = static_cast<size_t>(meeting.rank());

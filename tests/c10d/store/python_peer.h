@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,7 +23,14 @@ namespace farspan::testing {
 
 class PythonPeer {
  public:
-  static bool exists() { return !std::string(FARSPAN_PYTHON).empty(); }
+  //   throws  where FARSPAN_NEED_ALL is set, if there is none
+  static bool exists() {
+    const bool is_here = !std::string(FARSPAN_PYTHON).empty();
+    if (!is_here && std::getenv("FARSPAN_NEED_ALL")) {
+      throw std::runtime_error("there is no Python with PyTorch, but FARSPAN_NEED_ALL is set");
+    }
+    return is_here;
+  }
 
   PythonPeer() {
     int to[2], from[2];

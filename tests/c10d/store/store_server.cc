@@ -64,8 +64,8 @@ std::string StoreServer::missing(Kind kind) {
   const std::string why =
       std::string(kind == Kind::kRedis ? "no redis-server here" : "no etcd here") +
       ", or farspan was built without its store";
-  if (std::getenv("FARSPAN_NEED_STORE_SERVERS")) {
-    throw std::runtime_error(why + ", but FARSPAN_NEED_STORE_SERVERS is set");
+  if (std::getenv("FARSPAN_NEED_ALL")) {
+    throw std::runtime_error(why + ", but FARSPAN_NEED_ALL is set");
   }
   return why;
 }

@@ -22,8 +22,8 @@ class StoreServer {
  public:
   enum class Kind { kRedis, kEtcd };
 
-  // Why no server can be started; empty when one can. With FARSPAN_NEED_STORE_SERVERS set it
-  // throws instead, which fails the test: so CI does not skip it for ever.
+  // Why no server can be started; empty when one can. With FARSPAN_NEED_ALL set it throws instead,
+  // which fails the test: so CI does not skip it for ever.
   static std::string missing(Kind kind);
   // What the test's program can be besides: the servers, and who removes the folders.
   static std::map<std::string, Role> roles();

@@ -3,7 +3,7 @@
 
 namespace farspan::dist::cpu::host {
 
-// One copy in, n - 1 copies out, of each block.
+// Each rank copies its own block in, and the n - 1 others out. One step; above 8 KiB chunks + 1.
 void all_gather(Team& team, const Call& call, Block in, std::span<const Block> out) {
   const size_t element = size_of(call.type);
   size_t most = 0;  // the same on all ranks: all have the same list of sizes

@@ -25,6 +25,7 @@ void reduce_into(Team& team, const Call& call, std::byte* out, const std::byte* 
                   call.reduce() == ReduceOp::kAvg ? team.size() : 1);
 }
 
+// One step. Each rank copies all of its data in; who has a place for the sum reads those of all n.
 void reduce_small(Team& team, const Call& call, std::byte* out, Block data) {
   const auto bytes = bytes_of(data, size_of(call.type));
   copy(team.next_small(), bytes);
@@ -35,7 +36,8 @@ void reduce_small(Team& team, const Call& call, std::byte* out, Block data) {
 
 // Rank r reduces the parts in[r] of all ranks; the result goes to out[r] on each rank that has a
 // place for it. Three stages, one chunk behind each other: put the parts for the others, reduce the
-// own one, take the others' results. Each element is copied in and out once, and read n times.
+// own one, take the others' results: chunks + 2 steps. Each element is copied in and out once, and
+// read n times.
 void reduce_parts(Team& team, const Call& call, std::span<const Block> in,
                   std::span<const Block> out) {
   using Stage = Team::Stage;
@@ -86,12 +88,15 @@ bool is_small(const Team& team, const Call& call, size_t count) noexcept {
 
 }  // namespace
 
+// Above 8 KiB each rank copies (n-1)/n of the data in and all of them out, and reads as much as all
+// of them to reduce: its own part of each rank.
 void all_reduce(Team& team, const Call& call, Block data) {
   if (is_small(team, call, data.count)) return reduce_small(team, call, data.data, data);
   const auto parts = split(data, static_cast<size_t>(team.size()), size_of(call.type));
   reduce_parts(team, call, parts, parts);
 }
 
+// As all_reduce, but only the root copies out.
 void reduce(Team& team, const Call& call, Block data) {
   const bool is_root = call.root() == team.rank();
   if (is_small(team, call, data.count)) {
@@ -102,6 +107,8 @@ void reduce(Team& team, const Call& call, Block data) {
                is_root ? std::span<const Block>(parts) : std::span<const Block>());
 }
 
+// Each rank copies n - 1 parts in and one out, at any size in chunks + 2 steps; in the last it
+// waits for nobody, since the result is its own.
 void reduce_scatter(Team& team, const Call& call, std::span<const Block> in, Block out) {
   std::vector<Block> results(in.size());
   results[static_cast<size_t>(team.rank())] = out;

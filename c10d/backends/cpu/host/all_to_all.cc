@@ -69,7 +69,9 @@ void check_sizes(Team& team) {
 
 }  // namespace
 
-// One copy in and one copy out of each block.
+// One copy in and one copy out of each block: n - 1 each for each rank. One step where all that
+// each rank has fits into 8 KiB with its table; else chunks + 1, chunks of the largest block of
+// all.
 void all_to_all(Team& team, const Call& call, std::span<const Block> in,
                 std::span<const Block> out) {
   const size_t element = size_of(call.type), part = part_bytes(team);

@@ -3,7 +3,7 @@
 
 namespace farspan::dist::cpu::host {
 
-// One copy in, one copy out by each of the others.
+// One copy in by the root, one copy out by each of the others. One step; above 8 KiB chunks + 1.
 void broadcast(Team& team, const Call& call, Block data) {
   const size_t element = size_of(call.type);
   const auto bytes = bytes_of(data, element);
@@ -26,6 +26,7 @@ void broadcast(Team& team, const Call& call, Block data) {
       });
 }
 
+// One step, and no bytes but the signature.
 void barrier(Team& team, const Call& call) { team.enter(call.signature, call.deadline); }
 
 }  // namespace farspan::dist::cpu::host

@@ -3,7 +3,8 @@
 
 namespace farspan::dist::cpu::host {
 
-// One copy in by each rank but the root, and one out.
+// One copy in by each rank but the root, which copies n - 1 blocks out. One step; above 8 KiB
+// chunks + 1.
 void gather(Team& team, const Call& call, Block in, std::span<const Block> out) {
   const size_t element = size_of(call.type), bytes = in.count * element;
   const bool is_root = call.root() == team.rank();

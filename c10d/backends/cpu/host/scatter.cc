@@ -3,7 +3,8 @@
 
 namespace farspan::dist::cpu::host {
 
-// One copy in by the root for each of the others, and one out by it.
+// The root copies n - 1 blocks in, each of the others copies its own out. One step; where all n are
+// more than 8 KiB, chunks + 1.
 void scatter(Team& team, const Call& call, std::span<const Block> in, Block out) {
   const size_t element = size_of(call.type), bytes = out.count * element;
   const auto self = static_cast<size_t>(team.rank()), ranks = static_cast<size_t>(team.size());

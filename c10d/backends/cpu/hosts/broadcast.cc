@@ -34,6 +34,8 @@ Route tree(int host, int hosts) {
 
 }  // namespace
 
+// Between h hosts: up to 64 KiB log h steps, in which a host sends the data log h times at most;
+// above h - 2 + pieces steps, in which each but the last sends them once.
 void broadcast(Meeting& meeting, Block data) {
   meeting.meet();
   const Layout& layout = meeting.layout();
@@ -73,6 +75,7 @@ void broadcast(Meeting& meeting, Block data) {
   exchange.finish();
 }
 
+// One step between hosts: the leads' signatures.
 void barrier(Meeting& meeting) {
   meeting.meet();
   meeting.exchange().finish();

@@ -83,6 +83,7 @@ void gather_here(Meeting& meeting, Block in, std::span<const Block> out) {
   host::all_gather(meeting.team(), meeting.within(), in, here);
 }
 
+// One step between hosts, that of the meeting: each lead sends its host's blocks to h - 1 others.
 void all_gather_small(Meeting& meeting, Block in, std::span<const Block> out) {
   meeting.enter();
   gather_here(meeting, in, out);
@@ -143,7 +144,8 @@ void exchange_counts(Meeting& meeting, std::span<const Block> in, std::span<cons
 
 }  // namespace
 
-// Each rank sends its block to one rank of each other host, which shares it there.
+// Each rank sends its block to one rank of each other host, which shares it there: one step between
+// hosts, in which it sends its own block h - 1 times.
 void all_gather(Meeting& meeting, Block in, std::span<const Block> out) {
   const size_t element = meeting.element();
   if (bytes_of_all(out, element) <= meeting.tuning().hosts_small)
@@ -168,6 +170,7 @@ void all_gather(Meeting& meeting, Block in, std::span<const Block> out) {
   });
 }
 
+// One step between hosts: each rank of another one than the root's sends its block.
 void gather(Meeting& meeting, Block in, std::span<const Block> out) {
   meeting.meet();
   const auto root = meeting.layout().seat(meeting.call().root());
@@ -193,6 +196,7 @@ void gather(Meeting& meeting, Block in, std::span<const Block> out) {
   meeting.exchange().finish();
 }
 
+// One step between hosts: the root sends each rank of another host its block.
 void scatter(Meeting& meeting, std::span<const Block> in, Block out) {
   meeting.meet();
   const auto root = meeting.layout().seat(meeting.call().root());
@@ -216,7 +220,8 @@ void scatter(Meeting& meeting, std::span<const Block> in, Block out) {
   meeting.exchange().finish();
 }
 
-// Between hosts each block goes straight from rank to rank, and before it how large it is.
+// Between hosts each block goes straight from rank to rank, and before it how large it is: two
+// steps.
 void all_to_all(Meeting& meeting, std::span<const Block> in, std::span<const Block> out) {
   meeting.meet();
   const size_t element = meeting.element();

@@ -39,6 +39,7 @@ void add(Meeting& meeting, std::span<std::byte> own, const Places& places) {
                   own.size() / meeting.element(), meeting.divisor());
 }
 
+// One step between hosts, that of the meeting: each lead sends its host's sum to the h - 1 others.
 void all_reduce_small(Meeting& meeting, Block data) {
   const auto bytes = bytes_of(data, meeting.element());
   meeting.enter();
@@ -59,7 +60,8 @@ void all_reduce_small(Meeting& meeting, Block data) {
 }
 
 // Over the ranks of one lane: each host adds one part of the block, and sends it to all. While one
-// piece is added, the next is on its way.
+// piece is added, the next is on its way: pieces + 1 steps. Each rank sends (h-1)/h of the block as
+// inputs, and as much as sums.
 void all_reduce_in_lane(Meeting& meeting, Block block) {
   const Layout& layout = meeting.layout();
   const auto hosts = static_cast<size_t>(layout.hosts()),
@@ -125,6 +127,7 @@ void send_sums(Meeting& meeting, std::span<const Block> in, int host) {
 
 }  // namespace
 
+// Of l lanes each moves 1/l of the data between hosts, so a host sends 2(h-1)/h of them.
 void all_reduce(Meeting& meeting, Block data) {
   if (data.count * meeting.element() <= meeting.tuning().hosts_small)
     return all_reduce_small(meeting, data);
@@ -141,7 +144,7 @@ void all_reduce(Meeting& meeting, Block data) {
   meeting.exchange().finish();
 }
 
-// Piece by piece: the leads send their hosts' sums to the root.
+// Piece by piece: the leads send their hosts' sums to the root, each of them all of the data once.
 void reduce(Meeting& meeting, Block data) {
   meeting.meet();
   const Layout& layout = meeting.layout();
@@ -184,6 +187,8 @@ void reduce(Meeting& meeting, Block data) {
   exchange.finish();
 }
 
+// One step between hosts: for each rank of another host one sum goes there, so where all hosts have
+// as many ranks, each sends h - 1 parts.
 void reduce_scatter(Meeting& meeting, std::span<const Block> in, Block out) {
   meeting.meet();
   const Layout& layout = meeting.layout();
