@@ -61,15 +61,18 @@ std::string describe(const OperationRecord& record, TimePoint now) {
     text += ", tag " + std::to_string(record.tag);
   }
   const auto took = [](TimePoint from, TimePoint to) { return farspan::describe(to - from); };
+  const auto ago = [&](TimePoint at) { return took(at, now) + " ago"; };
   switch (record.state) {
     case State::kQueued:
       return text + ", queued for " + took(record.called, now);
     case State::kRunning:
       return text + ", running for " + took(record.begun, now);
     case State::kDone:
-      return text + ", took " + took(record.begun, record.ended);
+      return text + ", began " + ago(record.begun) + ", ended " + ago(record.ended) + ", took " +
+             took(record.begun, record.ended);
     case State::kFailed:
-      return text + ", failed after " + took(record.called, record.ended);
+      return text + ", called " + ago(record.called) + ", failed " + ago(record.ended) +
+             ", after " + took(record.called, record.ended);
   }
   return text;
 }

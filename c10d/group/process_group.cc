@@ -99,7 +99,9 @@ std::optional<Error> ProcessGroup::failure() const {
 std::string ProcessGroup::dump() const {
   std::string text = "group '" + name() + "', rank " + std::to_string(rank()) + " of " +
                      std::to_string(size()) + ", " + std::string(backend_name()) + "\n";
-  for (const OperationRecord& record : history_.records()) text += "  " + describe(record) + "\n";
+  const auto records = history_.records();
+  const TimePoint now = Clock::now();  // after the last of them
+  for (const OperationRecord& record : records) text += "  " + describe(record, now) + "\n";
   return text;
 }
 

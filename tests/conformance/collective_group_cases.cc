@@ -568,18 +568,5 @@ TEST_P(CollectiveSuite, AbortEndsWhatIsUnderWayOnAllRanks) {
   });
 }
 
-TEST_P(CollectiveSuite, TheLastOperationsAreRemembered) {
-  on_each(2, [](int) {
-    const auto group = dist::default_group();
-    for (int i = 0; i < 300; ++i) dist::all_reduce(at::ones({4}));
-    const auto records = group->history();
-    ASSERT_EQ(records.size(), dist::History::kKept);
-    EXPECT_EQ(records.back().signature.sequence, 300u);
-    EXPECT_EQ(group->sequence(), 300u);
-    EXPECT_THAT(group->dump(),
-                ::testing::HasSubstr("call 300: all_reduce SUM of float32 [4], took"));
-  });
-}
-
 }  // namespace
 }  // namespace farspan::testing

@@ -1,9 +1,9 @@
 // The rule under test: c10d/backends/README.md, "Failure", between processes: a rank that is killed
-// or stopped in the middle of a collective ends it on the others, in time, and leaves nothing. With
+// or stopped in the middle of a collective ends it on the others, in time, and leaves nothing; who
+// tells of it does not wait for the dead. With
 // FARSPAN_LOST_RANKS=200 so many are lost of each arrangement of ranks on hosts.
 #include <farspan/c10d/store/file_store.h>
 
-#include <dirent.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -19,19 +19,23 @@
 #include "c10d/backends/cpu_job.h"
 #include "c10d/store/temporary_folder.h"
 #include "support/eventually.h"
+#include "support/process_counts.h"
 
 namespace farspan::dist {
 namespace {
 
 using namespace std::chrono_literals;
+using farspan::testing::ProcessCounts;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 // What a rank has to say at its end, in memory that it shares with the test.
 struct Report {
   std::atomic<bool> running{false};  // it has finished a collective
   std::atomic<int> code{0};
-  std::atomic<int64_t> failed_at{0};  // of Clock
-  std::atomic<int> left_open{0};      // descriptors that it had not had before
+  std::atomic<int64_t> called_at{0}, failed_at{0};  // of Clock: its last collective
+  std::atomic<int64_t> abort_took{0};
+  ProcessCounts before, after;  // the job
   char what[500];
 };
 
@@ -48,14 +52,6 @@ void PrintTo(const Arrangement& arrangement, std::ostream* out) { *out << arrang
 const Arrangement kArrangements[] = {{"OneHost", testing::one_host},
                                      {"OwnHosts", testing::own_host},
                                      {"Mixed", testing::mixed_hosts}};
-
-int count_descriptors() {
-  int count = 0;
-  DIR* const folder = opendir("/proc/self/fd");
-  while (readdir(folder)) ++count;
-  closedir(folder);
-  return count;
-}
 
 Call call_of(Op op, uint64_t sequence, size_t count, Deadline deadline) {
   Call call;
@@ -125,34 +121,47 @@ class Work {
   std::vector<float> data_, more_;
 };
 
-void work_until_it_fails(Backend& backend, int rank, int ranks, Millis timeout, Report& report) {
-  Work work(rank, ranks);
+constexpr uint64_t kNever = ~uint64_t{0};
+
+struct Part {  // in a job
+  int rank, ranks;
+  std::string host_id;
+  Millis timeout;
+  uint64_t stops_before = kNever;  // the turn before which this process stops itself
+};
+
+void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
+  const auto now = [] { return Clock::now().time_since_epoch().count(); };
+  Work work(part.rank, part.ranks);
   try {
     for (uint64_t turn = 0;; ++turn) {
-      work.call(backend, turn, Deadline::after(timeout));
+      if (turn == part.stops_before) raise(SIGSTOP);
+      report.called_at = now();
+      work.call(backend, turn, Deadline::after(part.timeout));
       report.running = true;
     }
   } catch (const Error& error) {
+    report.failed_at = now();
     std::snprintf(report.what, sizeof report.what, "%s", error.what());
     report.code = static_cast<int>(error.code());
-    report.failed_at = Clock::now().time_since_epoch().count();
+    const int64_t begun = now();
     backend.abort(error);
+    report.abort_took = now() - begun;
   }
 }
 
-void take_part(const std::string& store, int rank, int ranks, const std::string& host_id,
-               Millis timeout, Report& report) {
+void take_part(const std::string& store, const Part& part, Report& report) {
   testing::join_job(std::make_shared<HashStore>(), 0, 1);  // opens what the process keeps
-  const int before = count_descriptors();
+  report.before = ProcessCounts::now();
   std::thread([&] {  // who waits has a descriptor as long as its thread lives
     const auto backend =
-        testing::join_job(std::make_shared<FileStore>(store), rank, ranks, host_id);
-    work_until_it_fails(*backend, rank, ranks, timeout, report);
+        testing::join_job(std::make_shared<FileStore>(store), part.rank, part.ranks, part.host_id);
+    work_until_it_fails(*backend, part, report);
   })
       .join();
   // Where a callback was the last to need the backend, that stops in a thread of its own.
-  farspan::testing::eventually([&] { return count_descriptors() == before; });
-  report.left_open = count_descriptors() - before;
+  farspan::testing::eventually([&] { return ProcessCounts::now() == report.before; });
+  report.after = ProcessCounts::now();
 }
 
 class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> {
@@ -170,13 +179,15 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
   int seed() const { return std::get<0>(GetParam()); }
   const Arrangement& arrangement() const { return std::get<1>(GetParam()); }
 
-  void start(Millis timeout) {
+  void start(Millis timeout, int stops = -1, uint64_t before = kNever) {
     for (int rank = 0; rank < kRanks; ++rank) {
       const pid_t pid = fork();
       ASSERT_GE(pid, 0);
       if (pid == 0) {
-        take_part(folder_.file("store"), rank, kRanks, arrangement().host_of(rank), timeout,
-                  reports_[rank]);
+        take_part(
+            folder_.file("store"),
+            {rank, kRanks, arrangement().host_of(rank), timeout, rank == stops ? before : kNever},
+            reports_[rank]);
         _exit(0);
       }
       pids_.push_back(pid);
@@ -195,11 +206,22 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
       EXPECT_EQ(waitpid(pids_[static_cast<size_t>(rank)], &status, 0),
                 pids_[static_cast<size_t>(rank)]);
       EXPECT_EQ(status, 0);
-      EXPECT_EQ(reports_[rank].left_open, 0);
+      EXPECT_EQ(reports_[rank].after, reports_[rank].before);
+      EXPECT_LT(Clock::duration(reports_[rank].abort_took), 1s);  // the deadlines are longer
       const TimePoint noticed{Clock::duration(reports_[rank].failed_at)};
       longest = std::max(longest, noticed - lost);
     }
     return longest;
+  }
+
+  // Expect: when it goes on it is told, too.
+  void resume(int victim) {
+    const pid_t pid = pids_[static_cast<size_t>(victim)];
+    kill(pid, SIGCONT);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_NE(reports_[victim].code.load(), 0);
   }
 
   const farspan::testing::TemporaryFolder folder_;
@@ -242,13 +264,29 @@ TEST_P(StoppedRanks, EndTheOthersCollectivesAtTheirDeadline) {
     EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kTimeout);
     EXPECT_THAT(reports_[rank].what, HasSubstr("rank "));
   }
-  // Expect: when it goes on it is told, too.
-  const pid_t pid = pids_[static_cast<size_t>(victim)];
-  kill(pid, SIGCONT);
-  int status = 0;
-  waitpid(pid, &status, 0);
-  EXPECT_EQ(status, 0);
-  EXPECT_NE(reports_[victim].code.load(), 0);
+  resume(victim);
+}
+
+// In the middle of a collective a rank may wait for one that waits for the victim. All wait for one
+// that does not come.
+TEST_P(StoppedRanks, AreNamedByAllWhenTheyStopBetweenTwoCollectives) {
+  constexpr Millis kTimeout{3'000};
+  const int victim = (seed() + 1) % kRanks;
+  start(kTimeout, victim, 24 + static_cast<uint64_t>(seed()) * 7 % 20);
+  survivors_end(victim, Clock::now());
+  Clock::duration longest{0};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == victim) continue;
+    const Report& report = reports_[rank];
+    EXPECT_EQ(static_cast<Code>(report.code.load()), Code::kTimeout);
+    EXPECT_THAT(report.what, ContainsRegex("rank " + std::to_string(victim) + " .[^ ]+:" +
+                                           std::to_string(pids_[static_cast<size_t>(victim)]) +
+                                           ". has not called it"));
+    longest = std::max(longest, Clock::duration(report.failed_at - report.called_at));
+  }
+  EXPECT_GE(longest, kTimeout);
+  EXPECT_LT(longest, kTimeout + 2s);
+  resume(victim);
 }
 
 std::string name_of_case(const ::testing::TestParamInfo<std::tuple<int, Arrangement>>& one) {

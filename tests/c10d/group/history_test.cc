@@ -25,9 +25,17 @@ TEST(History, SaysHowAnOperationGoes) {
   history.begin(id, 7, kStart + 1s);
   EXPECT_EQ(text(), "call 7: barrier, running for 4.00 s");
   history.end(id, false, kStart + 3s);
-  EXPECT_EQ(text(), "call 7: barrier, took 2.00 s");
+  EXPECT_EQ(text(), "call 7: barrier, began 4.00 s ago, ended 2.00 s ago, took 2.00 s");
   history.end(id, true, kStart + 3s);
-  EXPECT_EQ(text(), "call 7: barrier, failed after 3.00 s");
+  EXPECT_EQ(text(), "call 7: barrier, called 5.00 s ago, failed 2.00 s ago, after 3.00 s");
+}
+
+// One that was never begun: its group failed, or ended, while it was queued.
+TEST(History, SaysWhenAnOperationFailedThatNeverBegan) {
+  History history;
+  history.end(history.add(barrier()), true, kStart + 500ms);
+  EXPECT_EQ(describe(history.records().front(), kStart + 61s),
+            "barrier, called 61.00 s ago, failed 60.50 s ago, after 500.0 ms");
 }
 
 TEST(History, MessagesNameTheOtherRank) {

@@ -1,5 +1,6 @@
 // The rule under test: c10d/init/init.h.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +10,11 @@
 #include <farspan/c10d/init/init.h>
 #include <farspan/c10d/store/hash_store.h>
 
+#include "c10d/store/reserved_port.h"
+#include "c10d/store/store_server.h"
 #include "c10d/store/temporary_folder.h"
 #include "support/errors.h"
+#include "support/process_counts.h"
 #include "support/processes.h"
 
 namespace farspan::testing {
@@ -41,6 +45,22 @@ TEST(InitProcessGroup, AWorldOfOneWorks) {
   dist::barrier();
   dist::destroy_process_group();
   EXPECT_FALSE(dist::is_initialized());
+}
+
+TEST(InitProcessGroup, OperationsOfAGroupOfOneCostNothing) {
+  at::set_num_threads(1);
+  dist::init_process_group("cpu", alone());
+  const ProcessCounts before = ProcessCounts::now();
+  for (const int64_t count : {1, 1000, 1'000'000}) {
+    const at::Tensor x = at::full({count}, 2.0), list = at::zeros({1, count});
+    dist::all_reduce(x);
+    dist::broadcast(x, 0);
+    dist::barrier();
+    dist::all_gather_into_tensor(list, x);
+    EXPECT_TRUE(at::equal(list[0], at::full({count}, 2.0)));
+  }
+  EXPECT_EQ(ProcessCounts::now(), before);
+  dist::destroy_process_group();
 }
 
 TEST(InitProcessGroup, OneAfterTheOther) {
@@ -90,7 +110,7 @@ TEST(InitProcessGroup, WhatIsWrongIsNamed) {
 // A process of three: reduces, and leaves at once.
 int sum_of_ranks() {
   dist::InitOptions options;
-  options.init_method = std::getenv("INIT_METHOD");
+  if (const char* method = std::getenv("INIT_METHOD")) options.init_method = method;
   dist::init_process_group("cpu", options);
   const at::Tensor x = at::full({2}, dist::get_rank() + 1.0);
   dist::all_reduce(x);
@@ -101,27 +121,60 @@ int sum_of_ranks() {
   return 0;
 }
 
-TEST(InitProcessGroup, ProcessesMeetWhereverTheyAreTold) {
-  const TemporaryFolder folder;
-  const Process::Environment environment = {{"WORLD_SIZE", "3"},
-                                            {"INIT_METHOD", "file://" + folder.file("meet")}};
+void expect_to_meet(const Process::Environment& place) {
   std::vector<std::unique_ptr<Process>> ranks;
   for (const char* rank : {"0", "1", "2"}) {
-    auto own = environment;
-    own["RANK"] = rank;
-    ranks.push_back(std::make_unique<Process>("sum_of_ranks", own));
+    auto environment = place;
+    environment["WORLD_SIZE"] = "3";
+    environment["RANK"] = rank;
+    ranks.push_back(std::make_unique<Process>("sum_of_ranks", environment));
   }
   for (const auto& rank : ranks) {
     const Process::End end = rank->wait(60s);
-    EXPECT_EQ(end.status, 0);
+    EXPECT_EQ(end.status, 0) << end.output;
     EXPECT_THAT(end.output, HasSubstr(rank == ranks[1] ? "sum 6" : "sum 12"));
   }
+}
+
+TEST(InitProcessGroup, ProcessesMeetInAFile) {
+  const TemporaryFolder folder;
+  expect_to_meet({{"INIT_METHOD", "file://" + folder.file("meet")}});
+}
+
+TEST(InitProcessGroup, ProcessesMeetAtAnAddress) {
+  const ReservedPort port;
+  expect_to_meet({{"INIT_METHOD", "tcp://127.0.0.1:" + std::to_string(port.number())}});
+}
+
+TEST(InitProcessGroup, ProcessesMeetWhereTheEnvironmentSays) {
+  const ReservedPort port;
+  expect_to_meet({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port.number())}});
+}
+
+// Which outlives the job: the second one finds what the first has left.
+void expect_to_meet_in_server(StoreServer::Kind kind, const std::string& scheme) {
+  const StoreServer server(kind);
+  const std::string method = scheme + server.place() + "?prefix=job";
+  for (int start = 0; start < 2; ++start) expect_to_meet({{"INIT_METHOD", method}});
+}
+
+TEST(InitProcessGroup, ProcessesMeetInRedis) {
+  const std::string missing = StoreServer::missing(StoreServer::Kind::kRedis);
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  expect_to_meet_in_server(StoreServer::Kind::kRedis, "redis://");
+}
+
+TEST(InitProcessGroup, ProcessesMeetInEtcd) {
+  const std::string missing = StoreServer::missing(StoreServer::Kind::kEtcd);
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  expect_to_meet_in_server(StoreServer::Kind::kEtcd, "etcd://");
 }
 
 }  // namespace
 }  // namespace farspan::testing
 
 int main(int argc, char** argv) {
-  return farspan::testing::run_tests(argc, argv,
-                                     {{"sum_of_ranks", farspan::testing::sum_of_ranks}});
+  auto roles = farspan::testing::StoreServer::roles();
+  roles["sum_of_ranks"] = farspan::testing::sum_of_ranks;
+  return farspan::testing::run_tests(argc, argv, roles);
 }
