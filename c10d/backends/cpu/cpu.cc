@@ -112,8 +112,10 @@ class CpuBackend final : public Backend {
     try {
       among(meeting);
     } catch (...) {  // before this rank takes back what it has offered: others should know why
-      abort(to_error(std::current_exception()));
-      throw;
+      // That another rank is gone may follow from what the ranks of this host know already.
+      const Error why = here.failed() ? here.failure() : to_error(std::current_exception());
+      abort(why);
+      throw why;
     }
   }
   Team& team(const Call& call);

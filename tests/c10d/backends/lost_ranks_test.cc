@@ -152,6 +152,7 @@ void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
 
 void take_part(const std::string& store, const Part& part, Report& report) {
   testing::join_job(std::make_shared<HashStore>(), 0, 1);  // opens what the process keeps
+  farspan::testing::eventually([] { return ProcessCounts::now().threads == 1; });
   report.before = ProcessCounts::now();
   std::thread([&] {  // who waits has a descriptor as long as its thread lives
     const auto backend =

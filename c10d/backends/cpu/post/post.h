@@ -203,7 +203,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void give_up_if_locked(const std::function<bool(int from, const Waiting&)>& condition,
                          const std::function<Error(const Waiting&)>& why, Doing& doing)
       FARSPAN_REQUIRES(mutex_);
-  void suspect(int rank, Deadline deadline) noexcept;
+  void suspect_soon(int rank, Deadline deadline) noexcept;
+  void look_at_suspect(int rank, Deadline deadline) noexcept;
   void look_soon_locked() FARSPAN_REQUIRES(mutex_);
   void look();
   // Adds who should be watched, and asked whether they have left the group.

@@ -38,23 +38,29 @@ void Post::on_end(Line& line, const Error& why) {
 }
 
 // A process that ends closes all its lines. What it has said on those that are left, that a group
-// has failed perhaps, or was sending still, is read before it counts as gone.
-void Post::suspect(int rank) noexcept { suspect(rank, Deadline::after(kLastWords)); }
+// has failed perhaps, or was sending still, is read before it counts as gone; so is what it says on
+// one that nobody has accepted yet.
+void Post::suspect(int rank) noexcept { suspect_soon(rank, Deadline::after(kLastWords)); }
 
-void Post::suspect(int rank, Deadline deadline) noexcept {
+void Post::suspect_soon(int rank, Deadline deadline) noexcept {
+  reactor_->timers().add(Clock::now() + kLookAgain, [weak = weak_from_this(), rank, deadline] {
+    if (const auto self = weak.lock()) self->look_at_suspect(rank, deadline);
+  });
+}
+
+void Post::look_at_suspect(int rank, Deadline deadline) noexcept {
   bool may_speak = false;
   {
     MutexLock lock(mutex_);
     if (stopped_) return;
     may_speak = !opened_ || !all_lines_locked(rank).empty() ||
-                std::any_of(visitors_.begin(), visitors_.end(),
-                            [&](const auto& one) { return one->peer() == rank; });
+                std::any_of(visitors_.begin(), visitors_.end(), [&](const auto& one) {
+                  return one->peer() == rank || one->peer() < 0;
+                });
     may_speak = may_speak && !(opened_ && deadline.expired());
   }
   if (!may_speak) return world_.on_gone(rank);
-  reactor_->timers().add(Clock::now() + kLookAgain, [weak = weak_from_this(), rank, deadline] {
-    if (const auto self = weak.lock()) self->suspect(rank, deadline);
-  });
+  suspect_soon(rank, deadline);
 }
 
 // Receives for which nothing can come any more.
