@@ -445,6 +445,10 @@ std::vector<wire::FunctionRecord> Connection::functions() const {
   return functions_;
 }
 
-std::string Connection::route() const { return is_open() ? stream_->describe() : "none"; }
+// From the first frame on, which may be before the line counts as open.
+std::string Connection::route() const {
+  MutexLock lock(mutex_);
+  return stream_ && !is_closed() ? stream_->describe() : "none";
+}
 
 }  // namespace farspan::agent

@@ -20,7 +20,8 @@ void Stream::pour(std::span<const std::byte> bytes) {
 
 std::string Room::name_of(int rank) const {
   const auto place = static_cast<size_t>(rank);
-  return place < names.size() ? names[place] : "rank " + std::to_string(rank);
+  if (place < names.size()) return names[place];
+  return "rank " + std::to_string(place < spec.ranks.size() ? spec.ranks[place] : rank);
 }
 
 Error Room::has_left(int rank) const {
