@@ -50,7 +50,8 @@ uint64_t note(const Plan<Body>& plan, OperationRecord::State state, TimePoint ca
   OperationRecord record;
   record.signature = plan.signature;
   record.state = state;
-  record.called = record.begun = called;
+  record.called = called;
+  if (state == OperationRecord::State::kRunning) record.begun = called;
   return plan.group->records().add(record);
 }
 

@@ -16,8 +16,7 @@ Address Address::of_this_process(const std::string& host_id) {
   for (char& letter : own.host) {
     if (std::isspace(static_cast<unsigned char>(letter))) letter = '_';  // see text()
   }
-  own.host_name = net::host_name();
-  own.pid = getpid();
+  own.process = net::process_name();
   own.tuning = Tuning::read();
   return own;
 }
@@ -25,8 +24,8 @@ Address Address::of_this_process(const std::string& host_id) {
 // One word each; a host's name has no blanks.
 std::string Address::text() const {
   std::ostringstream out;
-  out << "2 " << host << " " << host_name << " " << pid << " " << host_socket << " "
-      << post.endpoint << " " << post.token << " " << tuning;
+  out << "2 " << host << " " << process << " " << host_socket << " " << post.endpoint << " "
+      << post.token << " " << tuning;
   return out.str();
 }
 
@@ -34,7 +33,7 @@ Address Address::parse(const std::string& text) {
   std::istringstream in(text);
   int version = 0;
   Address address;
-  in >> version >> address.host >> address.host_name >> address.pid >> address.host_socket >>
+  in >> version >> address.host >> address.process >> address.host_socket >>
       address.post.endpoint >> address.post.token >> address.tuning;
   if (in && version == 2 && address.tuning.is_valid()) return address;
   throw Error(Code::kCorrupt, "the store has '" + text.substr(0, 100) + "' as a rank's address");

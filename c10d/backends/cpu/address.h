@@ -3,7 +3,6 @@
 // Address: where a rank is; the store has one for each.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,9 +13,8 @@
 namespace farspan::dist::cpu {
 
 struct Address {
-  std::string host;       // host_id() and the user: who shares memory with whom
-  std::string host_name;  // for people
-  int64_t pid = 0;
+  std::string host;         // host_id() and the user: who shares memory with whom
+  std::string process;      // net::process_name(), for people
   std::string host_socket;  // of its Node
   PostAddress post;         // within the host
   Tuning tuning;            // what this rank would do

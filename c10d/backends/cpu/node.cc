@@ -145,9 +145,8 @@ std::vector<std::string> Node::hosts_of(const std::vector<int>& ranks) const {
 }
 
 std::string Node::name_of(int rank) const {
-  const Address& address = addresses_[static_cast<size_t>(rank)];
-  return "rank " + std::to_string(rank) + " (" + address.host_name + ":" +
-         std::to_string(address.pid) + ")";
+  return "rank " + std::to_string(rank) + " (" + addresses_[static_cast<size_t>(rank)].process +
+         ")";
 }
 
 std::shared_ptr<HostLine> Node::add_line(net::OwnedDescriptor socket, int peer) {
