@@ -63,8 +63,9 @@ int Transfer::end(const Future<int>& done) {
     return group_->global_rank(done.value());
   }
   Error error = done.error();
-  std::string what = describe(signature_) + (kind_ == Kind::kSend ? " to " : " from ") +
-                     (message_.peer < 0 ? "any rank" : "rank " + std::to_string(message_.peer)) +
+  const std::string peer =
+      message_.peer < 0 ? "any rank" : "rank " + std::to_string(group_->global_rank(message_.peer));
+  std::string what = describe(signature_) + (kind_ == Kind::kSend ? " to " : " from ") + peer +
                      ", tag " + std::to_string(message_.tag) + ", in the group '" + group_->name() +
                      "'";
   throw error.operation(std::move(what)).elapsed(Clock::now() - called_);

@@ -89,7 +89,7 @@ void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
 
 INSTANTIATE_TEST_SUITE_P(
     Each, CollectiveSuite,
-    ::testing::Values(BackendKind{"Fake", run_fake},
+    ::testing::Values(BackendKind{"Fake", run_fake, false},
                       BackendKind{"CpuInThreads", cpu_in_threads(dist::testing::one_host)},
                       BackendKind{"CpuHosts", cpu_in_threads(dist::testing::own_host)},
                       BackendKind{"CpuMixed", cpu_in_threads(dist::testing::mixed_hosts)},

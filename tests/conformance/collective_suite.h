@@ -24,6 +24,7 @@ using RunRanks =
 struct BackendKind {
   std::string name;
   RunRanks run;
+  bool names_hosts = true;  // false where all ranks are of one process by nature
 };
 inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
 
@@ -46,6 +47,11 @@ class CollectiveSuite : public ::testing::TestWithParam<BackendKind> {
   void on_each(int ranks, const std::function<void(int rank)>& body,
                Millis timeout = std::chrono::seconds(60)) {
     GetParam().run(ranks, timeout, body);
+  }
+
+  // What matches the name of a rank in errors: "rank 1 (host:pid)".
+  static std::string who(int rank) {
+    return "rank " + std::to_string(rank) + (GetParam().names_hosts ? " [(][^ )]+:[0-9]+[)]" : "");
   }
 };
 

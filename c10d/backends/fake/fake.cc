@@ -11,14 +11,6 @@
 #include <farspan/c10d/backends/messages/inbox.h>
 
 namespace farspan::dist::fake {
-namespace {
-
-Error has_left(int rank) {
-  return Error(Code::kDisconnected, "rank " + std::to_string(rank) + " has left the group")
-      .worker("rank " + std::to_string(rank));
-}
-
-}  // namespace
 
 // Where the ranks of one group meet.
 struct Room {
@@ -29,6 +21,13 @@ struct Room {
   void fail(const Error& why) noexcept;
   // A rank calls nothing more: those that wait for it end, and those that will.
   void leave(int rank) noexcept;
+  // "rank 3", in the default group. All are in this process, which needs no name.
+  std::string name_of(int rank) const {
+    return "rank " + std::to_string(ranks[static_cast<size_t>(rank)]);
+  }
+  Error has_left(int rank) const {
+    return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
+  }
   std::optional<Error> why_none_locked(const messages::Receive& receive) const
       FARSPAN_REQUIRES(mutex);
 
@@ -53,8 +52,9 @@ class Room::Waiting final : public messages::Receive {
       : Receive(message, data), room_(std::move(room)), rank_(rank) {}
 
   void take(const Inbox::Arrived& message) {
-    if (auto why = mismatch(message.envelope)) {
-      set_error(std::move(*why));
+    const messages::Envelope& envelope = message.envelope;
+    if (!takes(envelope)) {
+      set_error(refusal(envelope, room_->name_of(envelope.from), room_->name_of(rank_)));
       return;
     }
     if (!message.content.empty()) {
@@ -68,11 +68,12 @@ class Room::Waiting final : public messages::Receive {
     if (sleep(earlier(deadline, wanted.deadline))) return true;
     if (!wanted.deadline.expired()) return false;
     bool withdrawn = false;
+    const std::string awaited = wanted.peer < 0 ? "any rank" : room_->name_of(wanted.peer);
     {
       MutexLock lock(room_->mutex);
       withdrawn = room_->inboxes[static_cast<size_t>(rank_)].withdraw(*this);
     }
-    if (withdrawn) set_error(Error(Code::kTimeout, "nothing came from " + awaited()));
+    if (withdrawn) set_error(Error(Code::kTimeout, "nothing came from " + awaited));
     return sleep(Deadline::never());  // else its message is being copied
   }
 
@@ -178,12 +179,14 @@ class FakeBackend final : public Backend {
 Error FakeBackend::missing_locked(const Room& room, const Call& call) {
   std::string who;
   for (size_t rank = 0; rank < room.taken.size(); ++rank) {
-    if (!room.taken[rank]) who += (who.empty() ? "" : ", ") + std::to_string(rank);
+    if (!room.taken[rank]) {
+      who += (who.empty() ? "" : ", ") + room.name_of(static_cast<int>(rank));
+    }
   }
-  return Error(Code::kTimeout, "waited for rank " + who)
+  return Error(Code::kTimeout, "waited for " + who)
       .advice("look at what it does, or give the operation more time")
-      .worker("rank " + who)
-      .operation(std::string(name_of(call.signature.op)));
+      .worker(who)
+      .operation(std::string(dist::name_of(call.signature.op)));
 }
 
 // The last one that comes does it for all.
@@ -194,8 +197,9 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   if (room.failure) throw *room.failure;
   for (size_t rank = 0; rank < room.seats.size(); ++rank) {
     if (!room.taken[rank]) continue;
-    const auto differs = difference("rank " + std::to_string(rank), room.seats[rank].call.signature,
-                                    "rank " + std::to_string(spec_.rank), call.signature);
+    const auto differs =
+        difference(room.name_of(static_cast<int>(rank)), room.seats[rank].call.signature,
+                   room.name_of(spec_.rank), call.signature);
     if (!differs) continue;
     room.failure = Error(Code::kShapeMismatch, *differs);
     room.changed.notify_all();
@@ -216,7 +220,7 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
     return;
   }
   if (!room.left.empty()) {
-    room.failure = has_left(room.left.front());
+    room.failure = room.has_left(room.left.front());
     room.changed.notify_all();
     throw *room.failure;
   }
@@ -243,7 +247,7 @@ Future<int> FakeBackend::send(const Message& message, Block data) {
     MutexLock lock(room_->mutex);
     why = room_->failure;
     if (std::find(room_->left.begin(), room_->left.end(), message.peer) != room_->left.end()) {
-      why = has_left(message.peer);
+      why = room_->has_left(message.peer);
     }
     if (!why) {
       Room::Inbox& inbox = room_->inboxes[static_cast<size_t>(message.peer)];

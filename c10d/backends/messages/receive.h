@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include <farspan/c10d/base/future.h>
@@ -39,10 +38,14 @@ class Receive : public detail::FutureState<int> {
   bool fits(const Envelope& envelope) const noexcept {
     return envelope.tag == wanted.tag && (wanted.peer < 0 || wanted.peer == envelope.from);
   }
-  // Why a message that fits cannot be taken; nothing when it can.
-  std::optional<Error> mismatch(const Envelope& envelope) const;
-  // "rank 3", "any rank".
-  std::string awaited() const;
+  // Whether a message that fits can be taken: it has the type and the size.
+  bool takes(const Envelope& envelope) const noexcept {
+    return envelope.type == wanted.type && envelope.count == place.count;
+  }
+  // Why one cannot.
+  //   sender, receiver  as "rank 1 (host:pid)"
+  Error refusal(const Envelope& envelope, const std::string& sender,
+                const std::string& receiver) const;
 };
 
 }  // namespace farspan::dist::messages

@@ -14,14 +14,15 @@ constexpr size_t kWholeBytes = size_t{64} << 10;  // what is sent without an off
 // As long as those that nobody has asked for are no more than this, for each pair of ranks.
 constexpr uint64_t kUnclaimedBytes = uint64_t{4} << 20;
 
-Error late(const Sending& sending) {
+Error late(const Room& room, const Sending& sending) {
   return Error(Code::kTimeout, "the message was not taken in time")
-      .advice("look whether rank " + std::to_string(sending.message.peer) +
-              " calls recv() for tag " + std::to_string(sending.message.tag));
+      .advice("look whether " + room.name_of(sending.message.peer) + " calls recv() for tag " +
+              std::to_string(sending.message.tag));
 }
 
-Error late(const messages::Receive& receive) {
-  return Error(Code::kTimeout, "nothing came from " + receive.awaited())
+Error late(const Room& room, const messages::Receive& receive) {
+  const int peer = receive.wanted.peer;
+  return Error(Code::kTimeout, "nothing came from " + (peer < 0 ? "any rank" : room.name_of(peer)))
       .advice("look whether it calls send() with tag " + std::to_string(receive.wanted.tag));
 }
 
@@ -86,7 +87,10 @@ void Mail::post(Room& room, const std::shared_ptr<Receiving>& receive, Endings& 
 // A message and the receive it goes to, which the inbox no longer has.
 void Mail::match(Room& room, messages::Envelope envelope, Room::Content content,
                  const std::shared_ptr<messages::Receive>& receive, Endings& endings) {
-  auto why = receive->mismatch(envelope);
+  std::optional<Error> why;
+  if (!receive->takes(envelope)) {
+    why = receive->refusal(envelope, room.name_of(envelope.from), room.name_of(room.spec.rank));
+  }
   if (content.offer == 0) {
     claim(content.packet);
     if (!why) copy({receive->place.data, envelope.bytes()}, content.packet.content());
@@ -157,7 +161,9 @@ void Mail::take(Room& room, Packet packet, Endings& endings) {
     case Kind::kRefuse: {
       const auto found = offers_.find(header.number);
       if (found == offers_.end()) return;
-      endings.push_back({found->second, -1, messages::ToldError::from(packet.content())});
+      Error why = messages::ToldError::from(packet.content());
+      why.worker(room.name_of(header.from));
+      endings.push_back({found->second, -1, std::move(why)});
       offers_.erase(found);
       return;
     }
@@ -297,19 +303,19 @@ void Mail::expire(Room& room, Endings& endings) {
   for (auto& receive : room.inbox.posted()) {
     if (!receive->wanted.deadline.expired()) continue;
     room.inbox.withdraw(*receive);
-    Error why = late(*receive);
+    Error why = late(room, *receive);
     endings.push_back({std::move(receive), -1, std::move(why)});
   }
   give_up_sending(
       [&](const Sending& one) {
         const bool ends = one.group == room.id && one.message.deadline.expired();
-        return ends ? std::optional(late(one)) : std::nullopt;
+        return ends ? std::optional(late(room, one)) : std::nullopt;
       },
       endings);
   give_up_filling(
       [&](const Filling& one) {
         const bool ends = one.group == room.id && one.receive->wanted.deadline.expired();
-        return ends ? std::optional(late(*one.receive)) : std::nullopt;
+        return ends ? std::optional(late(room, *one.receive)) : std::nullopt;
       },
       endings);
 }

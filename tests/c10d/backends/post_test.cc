@@ -29,6 +29,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::block_of;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using testing::make_job;
 using testing::message;
@@ -242,9 +243,9 @@ TEST_P(Posts, AReceiveThatNobodyWaitsForEndsInTime) {
   const TimePoint begun = Clock::now();
   while (ended < 2 && Clock::now() - begun < 20s) std::this_thread::yield();
   EXPECT_EQ(error_of(received).code(), Code::kTimeout);
-  EXPECT_THAT(error_of(received).what(), HasSubstr("nothing came from rank 0"));
+  EXPECT_THAT(error_of(received).what(), ContainsRegex("nothing came from rank 0 [(].+[)]"));
   EXPECT_EQ(error_of(sent).code(), Code::kTimeout);
-  EXPECT_THAT(error_of(sent).what(), HasSubstr("rank 1 calls recv() for tag 2"));
+  EXPECT_THAT(error_of(sent).what(), ContainsRegex("rank 1 [(].+[)] calls recv.* for tag 2"));
 }
 
 TEST_P(Posts, WhoIsGoneEndsWhatNeedsHim) {

@@ -77,7 +77,7 @@ void Post::open(PostWorld world) {
   for (auto& stream : early) add_visitor(std::move(stream));
 }
 
-std::string Post::name_of(int rank) const { return world_.names[static_cast<size_t>(rank)]; }
+const std::string& Post::name_of(int rank) const { return world_.names[static_cast<size_t>(rank)]; }
 
 Error Post::gone(int rank) const {
   return Error(Code::kDisconnected, name_of(rank) + " is gone").worker(name_of(rank));
@@ -294,7 +294,11 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
                         Doing& doing) {
   const messages::Envelope& envelope = message.envelope;
   Content& content = message.content;
-  auto mismatch = receive->mismatch(envelope);
+  std::optional<Error> mismatch;
+  if (!receive->takes(envelope)) {
+    const int sender = content.line ? content.line->peer() : world_.rank;
+    mismatch = receive->refusal(envelope, name_of(sender), name_of(world_.rank));
+  }
   const bool is_own = content.offer != 0 && !content.line;
   std::shared_ptr<Sending> own;
   if (is_own) {

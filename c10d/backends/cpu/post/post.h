@@ -211,10 +211,10 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   bool look_at_locked(uint64_t group, Box& box, Looks& looks, Doing& doing)
       FARSPAN_REQUIRES(mutex_);
   void ask_whether_left(uint64_t group, int rank);
-  static Error late(const Sending& sending);
-  static Error late(const Receive& receive);
+  Error late(const Sending& sending) const;
+  Error late(const Receive& receive) const;
   Error gone(int rank) const;
-  std::string name_of(int rank) const;
+  const std::string& name_of(int rank) const;
 
   const std::shared_ptr<net::Reactor> reactor_;
   const std::unique_ptr<transport::Transport> unix_, tcp_;  // within the host, and to others

@@ -17,14 +17,15 @@ constexpr std::chrono::milliseconds kLongWait{500};
 
 bool Sending::block(Deadline deadline) { return post_->wait(*this, deadline); }
 
-Error Post::late(const Sending& sending) {
+Error Post::late(const Sending& sending) const {
   return Error(Code::kTimeout, "the message was not taken in time")
-      .advice("look whether rank " + std::to_string(sending.message.peer) +
-              " calls recv() for tag " + std::to_string(sending.message.tag));
+      .advice("look whether " + name_of(sending.rank) + " calls recv() for tag " +
+              std::to_string(sending.message.tag));
 }
 
-Error Post::late(const Receive& receive) {
-  return Error(Code::kTimeout, "nothing came from " + receive.awaited())
+Error Post::late(const Receive& receive) const {
+  const int rank = static_cast<const Waiting&>(receive).rank;
+  return Error(Code::kTimeout, "nothing came from " + (rank < 0 ? "any rank" : name_of(rank)))
       .advice("look whether it calls send() with tag " + std::to_string(receive.wanted.tag));
 }
 
@@ -179,9 +180,9 @@ void Post::look() {
       if (is_long && sending->rank != world_.rank) looks.watched.insert(sending->rank);
     }
     withdraw_if_locked([](const Sending& one) { return one.message.deadline.expired(); },
-                       [](const Sending& one) { return late(one); }, doing);
+                       [this](const Sending& one) { return late(one); }, doing);
     give_up_if_locked([](int, const Waiting& one) { return one.wanted.deadline.expired(); },
-                      [](const Waiting& one) { return late(one); }, doing);
+                      [this](const Waiting& one) { return late(one); }, doing);
     if (some_left && !stopped_) look_soon_locked();
   }
   perform_and_tell(doing);
