@@ -97,9 +97,10 @@ std::optional<std::string> difference(std::string_view who, const Signature& one
   return text;
 }
 
-std::string describe_parts(int from, uint64_t sent, int to, uint64_t expected) {
-  return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
-         std::to_string(to) + ", which expects " + std::to_string(expected);
+std::string describe_parts(std::string_view from, uint64_t sent, std::string_view to,
+                           uint64_t expected) {
+  return std::string(from) + " sends " + std::to_string(sent) + " elements to " + std::string(to) +
+         ", which expects " + std::to_string(expected);
 }
 
 }  // namespace farspan::dist

@@ -66,7 +66,9 @@ std::optional<std::string> difference(std::string_view who, const Signature& one
                                       std::string_view other_who, const Signature& other);
 
 // What the two ends of a part of an all_to_all disagree on, in elements.
-//   returns  "rank 0 sends 2 elements to rank 1, which expects 1"
-std::string describe_parts(int from, uint64_t sent, int to, uint64_t expected);
+//   from, to  names of the ranks, as above
+//   returns   "rank 0 (host:pid) sends 2 elements to rank 1 (host:pid), which expects 1"
+std::string describe_parts(std::string_view from, uint64_t sent, std::string_view to,
+                           uint64_t expected);
 
 }  // namespace farspan::dist

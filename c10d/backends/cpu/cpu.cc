@@ -141,7 +141,7 @@ Team& CpuBackend::team(const Call& call) {
       throw Error(Code::kUnavailable, std::to_string(near_.size()) + " ranks on one host, and " +
                                           std::to_string(kMostRanks) + " at most");
     }
-    auto team = node_->make_team(id_, near_, layout_.ranks_on(layout_.own().host), call.deadline);
+    auto team = node_->make_team(id_, near_, call.deadline);
     MutexLock lock(mutex_);
     if (left_) throw Error(Code::kShutdown, "this rank has left the group");
     team_ = std::move(team);

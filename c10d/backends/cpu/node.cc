@@ -481,14 +481,14 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
 }
 
 std::shared_ptr<Team> Node::make_team(uint64_t id, const std::vector<int>& ranks,
-                                      const std::vector<int>& numbers, Deadline deadline) {
+                                      Deadline deadline) {
   const auto size = static_cast<int>(ranks.size());
   const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
   auto memory = self == 0 ? lead(id, size) : follow(id, ranks.front(), size, deadline);
-  std::vector<TeamMember> members;
-  for (size_t i = 0; i < ranks.size(); ++i) members.push_back({numbers[i], name_of(ranks[i])});
+  std::vector<std::string> names;
+  for (const int rank : ranks) names.push_back(name_of(rank));
   auto team = std::make_shared<Team>(std::make_shared<Segment>(std::move(memory), size),
-                                     tuning().small, static_cast<int>(self), std::move(members),
+                                     tuning().small, static_cast<int>(self), std::move(names),
                                      [weak = weak_from_this(), ranks](int place) {
                                        if (const auto node = weak.lock()) {
                                          node->watch(ranks[static_cast<size_t>(place)]);

@@ -53,10 +53,8 @@ class Node : public std::enable_shared_from_this<Node> {
   // The team of a group's ranks on this host. The first of them makes its memory, and the others
   // get it from that one, once it has come as well.
   //   ranks   in the default group, all on this host
-  //   numbers of these ranks in their group
   //   throws  Error kTimeout, kDisconnected (names the first rank), kOverloaded
-  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks,
-                                  const std::vector<int>& numbers, Deadline deadline);
+  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks, Deadline deadline);
 
   // Tells the ranks of a group that it has failed: for when they cannot see it in its memory, which
   // not all of them may have yet, or are on other hosts. Where another rank has told this one, and

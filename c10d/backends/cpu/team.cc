@@ -36,11 +36,11 @@ int cores() noexcept {
 }  // namespace
 
 Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank,
-           std::vector<TeamMember> members, OnLongWait on_long_wait)
+           std::vector<std::string> names, OnLongWait on_long_wait)
     : segment_(std::move(segment)),
       small_bytes_(small_bytes),
       rank_(rank),
-      members_(std::move(members)),
+      names_(std::move(names)),
       on_long_wait_(std::move(on_long_wait)),
       crowded_(segment_->ranks() > cores()) {}
 
@@ -142,7 +142,7 @@ void Team::check(int waited_for, Stage stage, uint64_t value) {
     const bool has_done =
         rank == waited_for ? reached(rank, stage, value) : reached(rank, Stage::kEntered, mark(0));
     if (has_done) continue;
-    const std::string& who = members_[static_cast<size_t>(rank)].name;
+    const std::string& who = name_of(rank);
     const char* how = absence == Absence::kGone ? " is gone" : " has left the group";
     fail(Error(Code::kDisconnected, who + how).worker(who));
     throw failure();
@@ -165,7 +165,7 @@ void Team::leave() noexcept {
 }
 
 Error Team::late(int rank) const {
-  const std::string& who = members_[static_cast<size_t>(rank)].name;
+  const std::string& who = name_of(rank);
   std::string what = segment_->seat(rank).flags[Stage::kEntered].value.load() < mark(0)
                          ? " has not called it"
                          : " has called it, and does not go on";

@@ -18,11 +18,6 @@
 
 namespace farspan::dist::cpu {
 
-struct TeamMember {
-  int number = -1;   // of the rank in its group, of which not all ranks may be on this host
-  std::string name;  // "rank 3 (host:pid)", in the default group
-};
-
 // Every call begins with enter(): nobody goes on until all have come, so that what a call left in
 // the segment may be overwritten by the next. From then on each raises its flags, chunk by chunk,
 // and waits for those of others. Whoever waits polls for a while, and then sleeps on a futex.
@@ -36,17 +31,15 @@ class Team {
 
   using OnLongWait = std::function<void(int rank)>;
   //   small_bytes   up to this size data travel with the call; kSmallBytes at most
-  //   members       the ranks, for errors
+  //   names         of the ranks, for errors: "rank 3 (host:pid)", in the default group
   //   on_long_wait  when the calling thread has waited for a while for a rank; may call lose()
   Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank,
-       std::vector<TeamMember> members, OnLongWait on_long_wait = nullptr);
+       std::vector<std::string> names, OnLongWait on_long_wait = nullptr);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return segment_->ranks(); }
-  // "rank 3", in the group.
-  int number_of(int rank) const { return members_[static_cast<size_t>(rank)].number; }
   // "rank 3 (host:pid)", in the default group.
-  const std::string& name_of(int rank) const { return members_[static_cast<size_t>(rank)].name; }
+  const std::string& name_of(int rank) const { return names_[static_cast<size_t>(rank)]; }
   Segment& segment() noexcept { return *segment_; }
   size_t small_bytes() const noexcept { return small_bytes_; }
 
@@ -101,7 +94,7 @@ class Team {
   const std::shared_ptr<Segment> segment_;
   const size_t small_bytes_;
   const int rank_;
-  const std::vector<TeamMember> members_;
+  const std::vector<std::string> names_;
   const OnLongWait on_long_wait_;
   const bool crowded_;  // more ranks than cores
   uint64_t epoch_ = 0;

@@ -209,7 +209,7 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   room.taken[self] = true;
   if (std::find(room.taken.begin(), room.taken.end(), false) == room.taken.end()) {
     try {
-      perform(room.seats);
+      perform(room.seats, room.ranks);
     } catch (const Error& error) {
       room.failure = error;
     }

@@ -34,13 +34,13 @@ void write(const Block& to, const std::vector<std::byte>& bytes) {
   if (!bytes.empty()) std::memcpy(to.data, bytes.data(), bytes.size());
 }
 
-void all_to_all(std::span<Seat> seats) {
+void all_to_all(std::span<Seat> seats, std::span<const int> ranks) {
+  const auto name_of = [&](size_t rank) { return "rank " + std::to_string(ranks[rank]); };
   for (size_t from = 0; from < seats.size(); ++from) {
     for (size_t to = 0; to < seats.size(); ++to) {
       const size_t sent = seats[from].in[to].count, expected = seats[to].out[from].count;
       if (sent == expected) continue;
-      throw Error(Code::kShapeMismatch,
-                  describe_parts(static_cast<int>(from), sent, static_cast<int>(to), expected));
+      throw Error(Code::kShapeMismatch, describe_parts(name_of(from), sent, name_of(to), expected));
     }
   }
   // Inputs and outputs may be the same memory: all is read before anything is written.
@@ -65,7 +65,7 @@ void reduce_scatter(std::span<Seat> seats) {
 
 }  // namespace
 
-void perform(std::span<Seat> seats) {
+void perform(std::span<Seat> seats, std::span<const int> ranks) {
   const Call& call = seats.front().call;
   const auto root = static_cast<size_t>(call.root() < 0 ? 0 : call.root());
   switch (call.signature.op) {
@@ -102,7 +102,7 @@ void perform(std::span<Seat> seats) {
       reduce_scatter(seats);
       break;
     case Op::kAllToAll:
-      all_to_all(seats);
+      all_to_all(seats, ranks);
       break;
     default:
       break;

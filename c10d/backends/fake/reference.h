@@ -17,7 +17,8 @@ struct Seat {
 };
 
 // Performs the collective that all seats, by rank, agree on.
+//   ranks   of the seats in the default group, for errors
 //   throws  Error kShapeMismatch: parts of all_to_all that do not fit
-void perform(std::span<Seat> seats);
+void perform(std::span<Seat> seats, std::span<const int> ranks);
 
 }  // namespace farspan::dist::fake

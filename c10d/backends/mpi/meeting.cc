@@ -61,7 +61,8 @@ void Meeting::check_tables(std::span<const uint64_t> own, const std::vector<Pack
       const uint64_t expected = all[to * own.size() + ranks + from];
       if (sent == expected) continue;
       throw Error(Code::kShapeMismatch,
-                  describe_parts(static_cast<int>(from), sent, static_cast<int>(to), expected));
+                  describe_parts(room_.name_of(static_cast<int>(from)), sent,
+                                 room_.name_of(static_cast<int>(to)), expected));
     }
   }
 }

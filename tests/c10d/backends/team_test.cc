@@ -25,13 +25,11 @@ class TeamTest : public ::testing::Test {
   std::vector<std::unique_ptr<Team>> make(int ranks, Team::OnLongWait on_long_wait = nullptr) {
     auto segment =
         std::make_shared<Segment>(net::SharedMemory::create(Segment::bytes_for(ranks)), ranks);
-    std::vector<TeamMember> members;
-    for (int rank = 0; rank < ranks; ++rank) {
-      members.push_back({rank, "rank " + std::to_string(rank)});
-    }
+    std::vector<std::string> names;
+    for (int rank = 0; rank < ranks; ++rank) names.push_back("rank " + std::to_string(rank));
     std::vector<std::unique_ptr<Team>> teams;
     for (int rank = 0; rank < ranks; ++rank) {
-      teams.push_back(std::make_unique<Team>(segment, kSmallBytes, rank, members, on_long_wait));
+      teams.push_back(std::make_unique<Team>(segment, kSmallBytes, rank, names, on_long_wait));
     }
     return teams;
   }

@@ -60,8 +60,8 @@ void check_sizes(Team& team) {
       const uint64_t sent = table(from).has_for(to), expected = table(to).expects_of(from);
       if (sent == expected) continue;
       team.fail(Error(Code::kShapeMismatch,
-                      describe_parts(team.number_of(static_cast<int>(from)), sent,
-                                     team.number_of(static_cast<int>(to)), expected)));
+                      describe_parts(team.name_of(static_cast<int>(from)), sent,
+                                     team.name_of(static_cast<int>(to)), expected)));
       throw team.failure();
     }
   }

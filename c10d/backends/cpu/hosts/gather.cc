@@ -129,9 +129,10 @@ void exchange_counts(Meeting& meeting, std::span<const Block> in, std::span<cons
     arriving.push_back(meeting.exchange().receive(rank, place_of(theirs, rank)));
   });
   meeting.exchange().wait(arriving);
-  const auto compare = [](int from, uint64_t sent, int to, uint64_t expected) {
+  const auto compare = [&](int from, uint64_t sent, int to, uint64_t expected) {
     if (sent == expected) return;
-    throw Error(Code::kShapeMismatch, describe_parts(from, sent, to, expected));
+    throw Error(Code::kShapeMismatch,
+                describe_parts(meeting.name_of(from), sent, meeting.name_of(to), expected));
   };
   for_each_far(meeting, [&](int rank) {
     const auto place = static_cast<size_t>(rank);
