@@ -72,6 +72,8 @@ class Backend {
 
   // "cpu".
   virtual std::string_view name() const noexcept = 0;
+  // A rank of the group as errors name it: "rank 3 (host:pid)", in the default group.
+  virtual std::string name_of(int rank) const = 0;
 
   // The root's data comes to all.
   virtual void broadcast(const Call& call, Block data) = 0;

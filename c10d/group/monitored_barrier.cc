@@ -29,6 +29,8 @@ struct Barrier {
     return {group, tag, deadline.is_never() ? kNoTimeout : std::max(left, at_least)};
   }
   int rank(int place) const { return group->global_rank(place); }
+  // "rank 3 (host:pid)".
+  std::string name_of(int place) const { return group->backend().name_of(place); }
 };
 
 struct Word {
@@ -47,9 +49,9 @@ Word hear(const Barrier& barrier, int place, int tag) {
 }
 
 [[noreturn]] void refuse_missed(const Barrier& barrier, int64_t now) {
-  throw Error(Code::kTimeout,
-              "this rank came too late to barrier " + std::to_string(barrier.number) + ": rank " +
-                  std::to_string(barrier.rank(0)) + " is in barrier " + std::to_string(now))
+  throw Error(Code::kTimeout, "this rank came too late to barrier " +
+                                  std::to_string(barrier.number) + ": " + barrier.name_of(0) +
+                                  " is in barrier " + std::to_string(now))
       .advice("call it again: the barrier with the same number is met");
 }
 
@@ -69,7 +71,7 @@ void answer_until_over(const Barrier& barrier, std::atomic<int64_t>& kept_questi
       throw Error(Code::kTimeout, std::to_string(word.what) + " of " +
                                       std::to_string(barrier.group->size()) +
                                       " ranks did not come in time")
-          .advice("rank " + std::to_string(barrier.rank(0)) + " says who");
+          .advice(barrier.name_of(0) + " says who");
     }
   }
 }
@@ -93,7 +95,7 @@ void expect(const Barrier& barrier, int place) {
     word = hear(barrier, place, kReplyTag);
   } while (word.barrier < barrier.number);
   if (word.what == barrier.number) return;
-  const std::string rank = "rank " + std::to_string(barrier.rank(place));
+  const std::string rank = barrier.name_of(place);
   throw Error(Code::kCancelled, word.what == kGone ? rank + " has given it up"
                                                    : rank + " is in barrier " +
                                                          std::to_string(word.what) + " already");
@@ -116,7 +118,7 @@ Missing ask_all(const Barrier& barrier, bool wait_all_ranks) {
       expect(barrier, place);
       ++came;
     } catch (const Error& error) {
-      missing.ranks += (missing.ranks.empty() ? "" : ", ") + std::to_string(barrier.rank(place));
+      missing.ranks += (missing.ranks.empty() ? "" : ", ") + barrier.name_of(place);
       if (error.code() != Code::kTimeout) {
         missing.whys += (missing.whys.empty() ? ": " : "; ") + error.message();
       }
@@ -136,9 +138,8 @@ void wait_for_all(const Barrier& barrier, bool wait_all_ranks) {
     tell(barrier, place, kAskTag, {barrier.number, missing.count}, kLastWordTime);
   }
   if (missing.count == 0) return;
-  throw Error(Code::kTimeout,
-              "rank " + missing.ranks + " did not come to the barrier" + missing.whys)
-      .worker("rank " + missing.ranks)
+  throw Error(Code::kTimeout, missing.ranks + " did not come to the barrier" + missing.whys)
+      .worker(missing.ranks)
       .advice("look at what it does, or give the barrier more time");
 }
 

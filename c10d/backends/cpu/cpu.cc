@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
   }
 
   std::string_view name() const noexcept override { return "cpu"; }
+  std::string name_of(int rank) const override { return names_[static_cast<size_t>(rank)]; }
 
   void broadcast(const Call& call, Block data) override {
     if (is_alone()) return;

@@ -137,6 +137,7 @@ class FakeBackend final : public Backend {
       : fabric_(std::move(fabric)), spec_(std::move(spec)), room_(fabric_->room(spec_)) {}
 
   std::string_view name() const noexcept override { return "fake"; }
+  std::string name_of(int rank) const override { return room_->name_of(rank); }
 
   void broadcast(const Call& call, Block data) override { meet(call, {data}, {data}); }
   void all_reduce(const Call& call, Block data) override { meet(call, {data}, {data}); }

@@ -13,6 +13,7 @@ class MpiBackend final : public Backend {
   MpiBackend(Hub& hub, const GroupSpec& spec) : hub_(hub), room_(hub.open(spec)) {}
 
   std::string_view name() const noexcept override { return "mpi"; }
+  std::string name_of(int rank) const override { return room_->name_of(rank); }
 
   void broadcast(const Call& call, Block data) override {
     if (is_alone()) return;
