@@ -1,6 +1,6 @@
 // The rule under test: c10d/backends/README.md, "Failure", between processes: a rank that is killed
 // or stopped in the middle of a collective ends it on the others, in time, and leaves nothing; who
-// tells of it does not wait for the dead. With
+// tells of it does not wait for the dead; those that are left make a group of their own. With
 // FARSPAN_LOST_RANKS=200 so many are lost of each arrangement of ranks on hosts.
 #include <farspan/c10d/store/file_store.h>
 
@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>
@@ -35,7 +36,8 @@ struct Report {
   std::atomic<int> code{0};
   std::atomic<int64_t> called_at{0}, failed_at{0};  // of Clock: its last collective
   std::atomic<int64_t> abort_took{0};
-  ProcessCounts before, after;  // the job
+  std::atomic<int64_t> went_on_at{0};  // of Clock: the survivors' group has given right results
+  ProcessCounts before, after;         // the job
   char what[500];
 };
 
@@ -71,7 +73,7 @@ class Work {
   Work(int rank, int ranks) : rank_(rank), ranks_(ranks), data_(1 << 20), more_(data_.size()) {}
 
   void call(Backend& backend, uint64_t turn, Deadline deadline) {
-    const size_t count = std::vector<size_t>{3, 3000, 100'000, data_.size()}[turn % 4];
+    const size_t count = std::vector<size_t>{12, 3000, 100'000, data_.size()}[turn % 4];
     const Block all{reinterpret_cast<std::byte*>(data_.data()), count};
     const auto make = [&](Op op) { return call_of(op, turn, count, deadline); };
     switch (turn / 4 % 6) {
@@ -80,10 +82,13 @@ class Work {
       case 1:
         return backend.broadcast(make(Op::kBroadcast), all);
       case 2:
-        return backend.all_gather(make(Op::kAllGather), {all.data, count / 3}, parts(more_, count));
+        return backend.all_gather(make(Op::kAllGather),
+                                  {all.data, count / static_cast<size_t>(ranks_)},
+                                  parts(more_, count));
       case 3:
-        return backend.reduce_scatter(make(Op::kReduceScatter), parts(data_, count),
-                                      {reinterpret_cast<std::byte*>(more_.data()), count / 3});
+        return backend.reduce_scatter(
+            make(Op::kReduceScatter), parts(data_, count),
+            {reinterpret_cast<std::byte*>(more_.data()), count / static_cast<size_t>(ranks_)});
       case 4:
         return backend.all_to_all(make(Op::kAllToAll), parts(data_, count), parts(more_, count));
       default:
@@ -128,7 +133,29 @@ struct Part {  // in a job
   std::string host_id;
   Millis timeout;
   uint64_t stops_before = kNever;  // the turn before which this process stops itself
+  int victim = -1;                 // without which the others go on; -1: they do not
 };
+
+// Throws where the others' group does not come about.
+void go_on_without(Backend& backend, const Part& part) {
+  GroupSpec spec;
+  spec.name = "survivors";
+  for (int rank = 0; rank < part.ranks; ++rank) {
+    if (rank == part.rank) spec.rank = spec.size();
+    if (rank != part.victim) spec.ranks.push_back(rank);
+  }
+  const auto sum = static_cast<float>(part.ranks * (part.ranks + 1) / 2 - (part.victim + 1));
+  const auto left = backend.subgroup(spec);
+  uint64_t sequence = 0;
+  for (const size_t count : {3, 3000, 100'000, 1 << 20}) {
+    std::vector<float> data(count, static_cast<float>(part.rank + 1));
+    left->all_reduce(call_of(Op::kAllReduce, sequence++, count, Deadline::after(10s)),
+                     {reinterpret_cast<std::byte*>(data.data()), count});
+    if (std::any_of(data.begin(), data.end(), [&](float one) { return one != sum; })) {
+      throw Error(Code::kInternal, "a wrong result");
+    }
+  }
+}
 
 void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
   const auto now = [] { return Clock::now().time_since_epoch().count(); };
@@ -147,6 +174,13 @@ void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
     const int64_t begun = now();
     backend.abort(error);
     report.abort_took = now() - begun;
+  }
+  if (part.victim < 0) return;
+  try {
+    go_on_without(backend, part);
+    report.went_on_at = now();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "rank %d, without rank %d: %s\n", part.rank, part.victim, error.what());
   }
 }
 
@@ -167,33 +201,34 @@ void take_part(const std::string& store, const Part& part, Report& report) {
 
 class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> {
  protected:
-  static constexpr int kRanks = 3;
+  explicit LostRanks(int ranks = 3) : ranks_(ranks) {}
 
   void SetUp() override {
-    void* const place = mmap(nullptr, sizeof(Report) * kRanks, PROT_READ | PROT_WRITE,
+    void* const place = mmap(nullptr, sizeof(Report) * ranks_, PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(place, MAP_FAILED);
-    reports_ = new (place) Report[kRanks];
+    reports_ = new (place) Report[ranks_];
   }
-  void TearDown() override { munmap(reports_, sizeof(Report) * kRanks); }
+  void TearDown() override { munmap(reports_, sizeof(Report) * ranks_); }
 
   int seed() const { return std::get<0>(GetParam()); }
   const Arrangement& arrangement() const { return std::get<1>(GetParam()); }
 
-  void start(Millis timeout, int stops = -1, uint64_t before = kNever) {
-    for (int rank = 0; rank < kRanks; ++rank) {
+  //   left_by  the others go on without this rank
+  void start(Millis timeout, int stops = -1, uint64_t before = kNever, int left_by = -1) {
+    for (int rank = 0; rank < ranks_; ++rank) {
       const pid_t pid = fork();
       ASSERT_GE(pid, 0);
       if (pid == 0) {
-        take_part(
-            folder_.file("store"),
-            {rank, kRanks, arrangement().host_of(rank), timeout, rank == stops ? before : kNever},
-            reports_[rank]);
+        take_part(folder_.file("store"),
+                  {rank, ranks_, arrangement().host_of(rank), timeout,
+                   rank == stops ? before : kNever, left_by},
+                  reports_[rank]);
         _exit(0);
       }
       pids_.push_back(pid);
     }
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (int rank = 0; rank < ranks_; ++rank) {
       while (!reports_[rank].running) std::this_thread::sleep_for(1ms);
     }
   }
@@ -201,7 +236,7 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
   // Waits for the end of all but the victim, and returns how long the last one took to notice.
   Clock::duration survivors_end(int victim, TimePoint lost) {
     Clock::duration longest{0};
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (int rank = 0; rank < ranks_; ++rank) {
       if (rank == victim) continue;
       int status = 0;
       EXPECT_EQ(waitpid(pids_[static_cast<size_t>(rank)], &status, 0),
@@ -225,6 +260,7 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
     EXPECT_NE(reports_[victim].code.load(), 0);
   }
 
+  const int ranks_;
   const farspan::testing::TemporaryFolder folder_;
   Report* reports_ = nullptr;
   std::vector<pid_t> pids_;
@@ -234,17 +270,39 @@ class KilledRanks : public LostRanks {};
 TEST_P(KilledRanks, EndTheOthersCollectives) {
   std::mt19937 random(static_cast<unsigned>(seed()));
   start(60s);
-  const int victim = seed() % kRanks;
+  const int victim = seed() % ranks_;
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
   const TimePoint lost = Clock::now();
   kill(pids_[static_cast<size_t>(victim)], SIGKILL);
   EXPECT_LT(survivors_end(victim, lost), 2s);
   waitpid(pids_[static_cast<size_t>(victim)], nullptr, 0);
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == victim) continue;
     EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kDisconnected);
     EXPECT_THAT(reports_[rank].what, HasSubstr("rank " + std::to_string(victim) + " ("));
     EXPECT_THAT(reports_[rank].what, HasSubstr("is gone"));
+  }
+}
+
+// So many that two that are left may share a host, and have another on a different one.
+class Survivors : public LostRanks {
+ protected:
+  Survivors() : LostRanks(4) {}
+};
+TEST_P(Survivors, OfAKilledRankMakeAGroupOfTheirOwn) {
+  std::mt19937 random(static_cast<unsigned>(seed()));
+  const int victim = seed() % ranks_;
+  start(60s, -1, kNever, victim);
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
+  const TimePoint lost = Clock::now();
+  kill(pids_[static_cast<size_t>(victim)], SIGKILL);
+  EXPECT_LT(survivors_end(victim, lost), 2s);
+  waitpid(pids_[static_cast<size_t>(victim)], nullptr, 0);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kDisconnected);
+    ASSERT_NE(reports_[rank].went_on_at.load(), 0) << "rank " << rank;
+    EXPECT_LT(TimePoint(Clock::duration(reports_[rank].went_on_at)) - lost, 4s);
   }
 }
 
@@ -253,14 +311,14 @@ TEST_P(StoppedRanks, EndTheOthersCollectivesAtTheirDeadline) {
   std::mt19937 random(static_cast<unsigned>(seed()));
   constexpr Millis kTimeout{1'000};
   start(kTimeout);
-  const int victim = (seed() + 1) % kRanks;
+  const int victim = (seed() + 1) % ranks_;
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
   kill(pids_[static_cast<size_t>(victim)], SIGSTOP);
   const TimePoint lost = Clock::now();
   const auto longest = survivors_end(victim, lost);
   EXPECT_GT(longest, kTimeout / 2);
   EXPECT_LT(longest, kTimeout + 2s);
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == victim) continue;
     EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kTimeout);
     EXPECT_THAT(reports_[rank].what, HasSubstr("rank "));
@@ -272,11 +330,11 @@ TEST_P(StoppedRanks, EndTheOthersCollectivesAtTheirDeadline) {
 // that does not come.
 TEST_P(StoppedRanks, AreNamedByAllWhenTheyStopBetweenTwoCollectives) {
   constexpr Millis kTimeout{3'000};
-  const int victim = (seed() + 1) % kRanks;
+  const int victim = (seed() + 1) % ranks_;
   start(kTimeout, victim, 24 + static_cast<uint64_t>(seed()) * 7 % 20);
   survivors_end(victim, Clock::now());
   Clock::duration longest{0};
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == victim) continue;
     const Report& report = reports_[rank];
     EXPECT_EQ(static_cast<Code>(report.code.load()), Code::kTimeout);
@@ -295,6 +353,10 @@ std::string name_of_case(const ::testing::TestParamInfo<std::tuple<int, Arrangem
 }
 INSTANTIATE_TEST_SUITE_P(Each, KilledRanks,
                          ::testing::Combine(::testing::Range(0, times(6)),
+                                            ::testing::ValuesIn(kArrangements)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Each, Survivors,
+                         ::testing::Combine(::testing::Range(0, times(4)),  // each is a victim
                                             ::testing::ValuesIn(kArrangements)),
                          name_of_case);
 INSTANTIATE_TEST_SUITE_P(Each, StoppedRanks,
