@@ -1,31 +1,16 @@
 // The rule under test: c10d/group/collectives.h. The oracle is LibTorch in this process, on the
 // inputs of all ranks.
-#include "conformance/collective_suite.h"
-
-#include <farspan/c10d/group/point_to_point.h>
-#include <farspan/c10d/group/tensor_block.h>
-
 #include <algorithm>
-#include <set>
 #include <string>
 #include <tuple>
+
+#include "conformance/combinations.h"
 
 namespace farspan::testing {
 namespace {
 
 using at::Tensor;
 using dist::ReduceOp;
-
-constexpr at::ScalarType kTypes[] = {
-    at::kByte,          at::kChar,   at::kShort,  at::kInt,   at::kLong,        at::kHalf,
-    at::kBFloat16,      at::kFloat,  at::kDouble, at::kBool,  at::kComplexHalf, at::kComplexFloat,
-    at::kComplexDouble, at::kUInt16, at::kUInt32, at::kUInt64};
-constexpr ReduceOp::Kind kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct,
-                                   ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
-                                   ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
-// Elements: none, one, odd, about what travels with the call, about a chunk. For many chunks see
-// LargeTensors.
-constexpr int64_t kSizes[] = {0, 1, 7, 1023, 2047, 2048, 2049, 4097, 16384, 20'001};
 
 // In a type that LibTorch reduces, and that is exact for what input_of() makes.
 Tensor wide(const Tensor& tensor) {
@@ -76,81 +61,48 @@ Tensor expected(ReduceOp::Kind op, const std::vector<Tensor>& all, double factor
   return type == at::kBool ? result != 0 : result.to(type);
 }
 
-// LibTorch compares no unsigned numbers of more than a byte.
-bool same(const Tensor& one, const Tensor& other) {
-  return one.scalar_type() == other.scalar_type() && at::equal(wide(one), wide(other));
+// Of inputs().
+Tensor reduced(ReduceOp::Kind op, int ranks, int64_t count, at::ScalarType type, int64_t salt) {
+  const int64_t first = std::min(count, kRepeated);
+  return repeated(expected(op, inputs(ranks, first, type, salt), 0.5), count);
 }
 
 ReduceOp op_of(ReduceOp::Kind kind) {
   return kind == ReduceOp::kPremulSum ? ReduceOp::premul_sum(0.5) : ReduceOp(kind);
-}
-bool has_meaning(ReduceOp::Kind op, at::ScalarType type) {
-  return dist::why_not(op, dist::dtype_of(at::empty({0}, type))).empty();
 }
 std::string about(ReduceOp::Kind op, at::ScalarType type, int64_t count, int ranks) {
   return std::string(dist::name_of(op)) + " of " + std::to_string(count) + " " +
          c10::toString(type) + " over " + std::to_string(ranks) + " ranks";
 }
 
-// Calls `body` with each operation and type that make sense, and sizes in turn: every pair of two
-// of the three is met over all worlds. With FARSPAN_ALL_COMBINATIONS set, all of them.
-void for_reductions(int ranks,
-                    const std::function<void(ReduceOp::Kind, at::ScalarType, int64_t)>& body) {
-  static const bool all = all_combinations();
-  size_t turn = static_cast<size_t>(ranks);
-  for (const ReduceOp::Kind op : kOps) {
-    for (const at::ScalarType type : kTypes) {
-      if (!has_meaning(op, type)) continue;
-      if (all) {
-        for (const int64_t count : kSizes) body(op, type, count);
-      } else {
-        body(op, type, kSizes[turn++ % std::size(kSizes)]);
-      }
-    }
-  }
-}
-
 TEST_P(CollectiveSuite, AllReduce) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).part * ranks;
+    on_each(ranks, [ranks, chunk](int rank) {
       int64_t salt = 0;
-      for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, int64_t count) {
-        const auto all = inputs(ranks, count, type, ++salt);
-        const Tensor own = all[static_cast<size_t>(rank)].clone();
+      for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
+        const Tensor own = input_of(rank, count, type, ++salt);
         dist::all_reduce(own, {.op = op_of(op)});
-        EXPECT_TRUE(same(own, expected(op, all, 0.5))) << about(op, type, count, ranks);
+        EXPECT_TRUE(same(own, reduced(op, ranks, count, type, salt)))
+            << about(op, type, count, ranks);
       });
-    });
-  }
-}
-
-// Where a rank's part of a chunk ends, and at its neighbours; see kAboutAChunk.
-TEST_P(CollectiveSuite, ReductionsOfAboutAChunk) {
-  for (const int ranks : {2, 5}) {
-    on_each(ranks, [ranks](int rank) {
-      for (const int64_t count : kAboutAChunk) {
-        const auto all = inputs(ranks, count, at::kFloat);
-        for (const ReduceOp::Kind op : kOps) {
-          if (!has_meaning(op, at::kFloat)) continue;
-          const Tensor own = all[static_cast<size_t>(rank)].clone();
-          dist::all_reduce(own, {.op = op_of(op)});
-          EXPECT_TRUE(same(own, expected(op, all, 0.5))) << about(op, at::kFloat, count, ranks);
-        }
-      }
     });
   }
 }
 
 TEST_P(CollectiveSuite, Reduce) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).part * ranks;
+    on_each(ranks, [ranks, chunk](int rank) {
       int64_t salt = 0;
-      for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, int64_t count) {
-        const auto all = inputs(ranks, count, type, ++salt);
-        const auto root = static_cast<int>(salt) % ranks;
-        const Tensor own = all[static_cast<size_t>(rank)].clone();
+      for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
+        const auto root = static_cast<int>(++salt) % ranks;
+        const Tensor own = input_of(rank, count, type, salt);
         dist::reduce(own, root, {.op = op_of(op)});
-        const Tensor want = rank == root ? expected(op, all, 0.5) : all[static_cast<size_t>(rank)];
+        const Tensor want = rank == root ? reduced(op, ranks, count, type, salt)
+                                         : input_of(rank, count, type, salt);
         EXPECT_TRUE(same(own, want)) << about(op, type, count, ranks) << " at rank " << rank;
       });
     });
@@ -159,13 +111,14 @@ TEST_P(CollectiveSuite, Reduce) {
 
 TEST_P(CollectiveSuite, ReduceScatter) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).part;
+    on_each(ranks, [ranks, chunk](int rank) {
       int64_t salt = 0;
-      for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, int64_t whole) {
-        const int64_t count = whole / ranks;
-        const auto all = inputs(ranks, count * ranks, type, ++salt);
-        const Tensor want = expected(op, all, 0.5).narrow(0, rank * count, count);
-        const Tensor& own = all[static_cast<size_t>(rank)];
+      for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
+        const Tensor own = input_of(rank, count * ranks, type, ++salt);
+        const Tensor want =
+            reduced(op, ranks, count * ranks, type, salt).narrow(0, rank * count, count);
         const Tensor one = at::zeros({count}, type), two = at::zeros({count}, type);
         dist::reduce_scatter_tensor(one, own, {.op = op_of(op)});
         EXPECT_TRUE(same(one, want)) << about(op, type, count, ranks);
@@ -178,46 +131,17 @@ TEST_P(CollectiveSuite, ReduceScatter) {
   }
 }
 
-// Those that only move elements: over all worlds of more than one rank, each type in each size.
-// With FARSPAN_ALL_COMBINATIONS set, in each world.
-void for_moves(int ranks, const std::function<void(at::ScalarType, int64_t)>& body) {
-  static const bool all = all_combinations();
-  constexpr size_t kSome = (std::size(kSizes) + std::size(kWorlds) - 2) / (std::size(kWorlds) - 1);
-  const size_t sizes = all ? std::size(kSizes) : kSome;
-  size_t first = kSome * static_cast<size_t>(std::ranges::find(kWorlds, ranks) - kWorlds);
-  for (const at::ScalarType type : kTypes) {
-    for (size_t i = 0; i < sizes; ++i) body(type, kSizes[(first + i) % std::size(kSizes)]);
-    ++first;
-  }
-}
-
-TEST(Combinations, EveryPairIsMetOverAllWorlds) {
-  std::set<std::tuple<int, int, int64_t>> moves, reductions, pairs;
-  for (const int ranks : kWorlds) {
-    for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, int64_t count) {
-      reductions.emplace(op, -1, count);
-      pairs.emplace(op, static_cast<int>(type), -1);
-      reductions.emplace(-1, static_cast<int>(type), count);
-    });
-    if (ranks == 1) continue;
-    for_moves(ranks, [&](at::ScalarType type, int64_t count) {
-      moves.emplace(0, static_cast<int>(type), count);
-    });
-  }
-  EXPECT_EQ(moves.size(), std::size(kTypes) * std::size(kSizes));
-  EXPECT_EQ(reductions.size(), (std::size(kTypes) + std::size(kOps)) * std::size(kSizes));
-}
-
 TEST_P(CollectiveSuite, Broadcast) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).block;
+    on_each(ranks, [ranks, chunk](int rank) {
       int salt = 0;
-      for_moves(ranks, [&](at::ScalarType type, int64_t count) {
+      for_moves(ranks, [&](at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
         const int root = ++salt % ranks;
-        const auto all = inputs(ranks, count, type, salt);
-        const Tensor own = all[static_cast<size_t>(rank)].clone();
+        const Tensor own = input_of(rank, count, type, salt);
         dist::broadcast(own, root);
-        EXPECT_TRUE(same(own, all[static_cast<size_t>(root)]))
+        EXPECT_TRUE(same(own, input_of(root, count, type, salt)))
             << c10::toString(type) << " " << count;
       });
     });
@@ -226,9 +150,11 @@ TEST_P(CollectiveSuite, Broadcast) {
 
 TEST_P(CollectiveSuite, AllGather) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).block;
+    on_each(ranks, [ranks, chunk](int rank) {
       int salt = 0;
-      for_moves(ranks, [&](at::ScalarType type, int64_t count) {
+      for_moves(ranks, [&](at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
         const auto all = inputs(ranks, count, type, ++salt);
         const Tensor& own = all[static_cast<size_t>(rank)];
         std::vector<Tensor> list;
@@ -291,9 +217,11 @@ TEST_P(CollectiveSuite, AllGatherOfUnequalSizes) {
 
 TEST_P(CollectiveSuite, GatherAndScatter) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).block;
+    on_each(ranks, [ranks, chunk](int rank) {
       int salt = 0;
-      for_moves(ranks, [&](at::ScalarType type, int64_t count) {
+      for_moves(ranks, [&](at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
         const int root = ++salt % ranks;
         const auto all = inputs(ranks, count, type, salt);
         std::vector<Tensor> list;
@@ -315,12 +243,14 @@ TEST_P(CollectiveSuite, GatherAndScatter) {
 
 TEST_P(CollectiveSuite, AllToAll) {
   for (const int ranks : kWorlds) {
-    on_each(ranks, [ranks](int rank) {
+    const int64_t chunk = GetParam().chunk(ranks).part;
+    on_each(ranks, [ranks, chunk](int rank) {
       // What `from` has for `to`.
       const auto part = [&](int from, int to, at::ScalarType type, int64_t count) {
         return input_of(from, count, type, to);
       };
-      for_moves(ranks, [&](at::ScalarType type, int64_t count) {
+      for_moves(ranks, [&](at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
         std::vector<Tensor> in, out, want;
         for (int other = 0; other < ranks; ++other) {
           in.push_back(part(rank, other, type, count));
@@ -361,7 +291,7 @@ TEST_P(CollectiveSuite, AllToAllOfUnequalSizes) {
 }
 
 TEST_P(CollectiveSuite, PartsOfListsMayDifferInSize) {
-  for (const int ranks : {1, 3, 4}) {
+  for (const int ranks : kWorlds) {
     on_each(ranks, [ranks](int rank) {
       for (const int64_t step : {1, 300, 40'000}) {
         const auto count = [&](int from, int to) { return step * ((from * 3 + to) % 4); };
@@ -447,18 +377,20 @@ TEST_P(CollectiveSuite, ParametersMayTakePart) {
 }
 
 TEST_P(CollectiveSuite, ManyTensorsInOneOperation) {
-  on_each(3, [](int rank) {
-    const std::vector<Tensor> some = {at::full({2, 2}, rank + 1.0), at::full({}, 10.0 * rank),
-                                      at::zeros({0}), at::full({5000}, -1.0)};
-    dist::all_reduce_coalesced(some);
-    EXPECT_TRUE(at::equal(some[0], at::full({2, 2}, 6.0)));
-    EXPECT_EQ(some[1].item<float>(), 30);
-    EXPECT_TRUE(at::equal(some[3], at::full({5000}, -3.0)));
-  });
+  for (const int ranks : kWorlds) {
+    on_each(ranks, [ranks](int rank) {
+      const std::vector<Tensor> some = {at::full({2, 2}, rank + 1.0), at::full({}, 10.0 * rank),
+                                        at::zeros({0}), at::full({5000}, -1.0)};
+      dist::all_reduce_coalesced(some);
+      EXPECT_TRUE(at::equal(some[0], at::full({2, 2}, ranks * (ranks + 1) / 2.0)));
+      EXPECT_EQ(some[1].item<float>(), 5 * ranks * (ranks - 1));
+      EXPECT_TRUE(at::equal(some[3], at::full({5000}, -1.0 * ranks)));
+    });
+  }
 }
 
 TEST_P(CollectiveSuite, ManyTensorsAreGatheredAndScatteredInOneOperation) {
-  for (const int ranks : {1, 3, 4}) {
+  for (const int ranks : kWorlds) {
     on_each(ranks, [ranks](int rank) {
       const auto input = [](int r) {
         return std::vector<Tensor>{input_of(r, 6, at::kInt).reshape({2, 3}).t(),

@@ -7,6 +7,7 @@
 #include <farspan/c10d/store/file_store.h>
 #include <farspan/c10d/store/hash_store.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "c10d/backends/cpu_job.h"
@@ -87,19 +88,27 @@ void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
   }
 }
 
+// Within a host the ranks share a room. See c10d/backends/cpu/segment.h.
+Chunk room(int ranks) {
+  const int64_t part = int64_t{32} << 10, block = std::max(int64_t{128} << 10, ranks * part);
+  return {block, block / ranks / 64 * 64};
+}
+constexpr int64_t kPiece = 65'536;  // what goes from host to host; less than it would be
+Chunk piece(int) { return {kPiece, kPiece}; }
+
 INSTANTIATE_TEST_SUITE_P(
     Each, CollectiveSuite,
-    ::testing::Values(BackendKind{"Fake", run_fake, false},
-                      BackendKind{"CpuInThreads", cpu_in_threads(dist::testing::one_host)},
-                      BackendKind{"CpuHosts", cpu_in_threads(dist::testing::own_host)},
-                      BackendKind{"CpuMixed", cpu_in_threads(dist::testing::mixed_hosts)},
-                      BackendKind{"CpuInProcesses", run_cpu_in_processes}),
+    ::testing::Values(BackendKind{"Fake", run_fake, room, false},
+                      BackendKind{"CpuInThreads", cpu_in_threads(dist::testing::one_host), room},
+                      BackendKind{"CpuHosts", cpu_in_threads(dist::testing::own_host), piece},
+                      BackendKind{"CpuMixed", cpu_in_threads(dist::testing::mixed_hosts), room},
+                      BackendKind{"CpuInProcesses", run_cpu_in_processes, room}),
     [](const auto& kind) { return kind.param.name; });
 
 // LibTorch's own threads would not survive a fork. And between hosts what is large begins early.
 const bool is_set_up = [] {
   at::set_num_threads(1);
-  setenv("FARSPAN_CPU_PIECE_BYTES", "65536", 1);
+  setenv("FARSPAN_CPU_PIECE_BYTES", std::to_string(kPiece).c_str(), 1);
   setenv("FARSPAN_CPU_STRIPE_BYTES", "200000", 1);
   return true;
 }();

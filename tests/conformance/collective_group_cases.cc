@@ -19,19 +19,21 @@ using at::Tensor;
 using dist::ReduceOp;
 
 TEST_P(CollectiveSuite, ABarrierIsLeftWhenAllHaveComeToIt) {
-  on_each(4, [](int rank) {
-    // The clock is the same in all processes of a host.
-    const auto now = [] { return Clock::now().time_since_epoch().count(); };
-    for (int round = 0; round < 20; ++round) {
-      if (round % 4 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      const Tensor come = at::full({1}, now(), at::kLong);
-      dist::barrier();
-      const Tensor left = at::full({1}, now(), at::kLong);
-      dist::all_reduce(come, {.op = ReduceOp::kMax});
-      dist::all_reduce(left, {.op = ReduceOp::kMin});
-      EXPECT_LE(come.item<int64_t>(), left.item<int64_t>());
-    }
-  });
+  for (const int ranks : kWorlds) {
+    on_each(ranks, [ranks](int rank) {
+      // The clock is the same in all processes of a host.
+      const auto now = [] { return Clock::now().time_since_epoch().count(); };
+      for (int round = 0; round < 2 * ranks; ++round) {
+        if (round % ranks == rank) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        const Tensor come = at::full({1}, now(), at::kLong);
+        dist::barrier();
+        const Tensor left = at::full({1}, now(), at::kLong);
+        dist::all_reduce(come, {.op = ReduceOp::kMax});
+        dist::all_reduce(left, {.op = ReduceOp::kMin});
+        EXPECT_LE(come.item<int64_t>(), left.item<int64_t>());
+      }
+    });
+  }
 }
 
 TEST_P(CollectiveSuite, AsynchronousOperationsRunInTheOrderOfTheCalls) {
@@ -204,7 +206,7 @@ void expect_report(const Report& got, int rank) {
 }
 
 TEST_P(CollectiveSuite, ValuesOfAnyKindAndSize) {
-  for (const int ranks : {1, 2, 5}) {
+  for (const int ranks : kWorlds) {
     on_each(ranks, [ranks](int rank) {
       const auto all = dist::all_gather_value(report_of(rank));
       ASSERT_EQ(all.size(), static_cast<size_t>(ranks));

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <thread>
 
-#include "conformance/collective_suite.h"
+#include "conformance/combinations.h"
 
 namespace farspan::testing {
 namespace {
@@ -102,20 +102,23 @@ TEST_P(CollectiveSuite, AReceiveFromAnyoneSaysWhoItWas) {
 }
 
 TEST_P(CollectiveSuite, EveryRankSendsToEveryRankItselfIncluded) {
-  for (const int ranks : {1, 2, 5}) {
-    on_each(ranks, [&](int rank) {
-      for (const int64_t count : {int64_t{3}, int64_t{50'000}}) {
+  for (const int ranks : kWorlds) {
+    const int64_t chunk = GetParam().chunk(ranks).part;
+    on_each(ranks, [ranks, chunk](int rank) {
+      for_moves(ranks, [&](at::ScalarType type, const Size& size) {
+        const int64_t count = size.of(type, chunk);
         std::vector<dist::P2POp> operations;
         for (int peer = 0; peer < ranks; ++peer) {
-          operations.push_back({Kind::kSend, message_of(rank, peer, count), peer});
-          operations.push_back({Kind::kRecv, at::zeros({count}), peer});
+          operations.push_back({Kind::kSend, input_of(rank, count, type, peer), peer});
+          operations.push_back({Kind::kRecv, at::zeros({count}, type), peer});
         }
         for (const dist::Work& work : dist::batch_isend_irecv(operations)) work.wait();
         for (const auto& one : operations) {
           if (one.kind == Kind::kSend) continue;
-          EXPECT_TRUE(at::equal(one.tensor, message_of(one.peer, rank, count)));
+          EXPECT_TRUE(same(one.tensor, input_of(one.peer, count, type, rank)))
+              << c10::toString(type) << " " << count;
         }
-      }
+      });
     });
   }
 }
@@ -327,7 +330,7 @@ TEST_P(CollectiveSuite, MessagesUnderWayAreRemembered) {
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierIsLeftWhenAllHaveCome) {
-  for (const int ranks : {1, 2, 4}) {
+  for (const int ranks : kWorlds) {
     on_each(ranks, [](int) {
       for (int round = 0; round < 10; ++round) dist::monitored_barrier();
     });

@@ -64,7 +64,10 @@ void run_rank(int ranks, Millis timeout, const std::function<void(int rank)>& bo
   wait_for_all_processes();
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite, ::testing::Values(BackendKind{"Mpi", run_rank}),
+Chunk slice(int) { return {1 << 20, 1 << 20}; }
+
+INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite,
+                         ::testing::Values(BackendKind{"Mpi", run_rank, slice}),
                          [](const auto& kind) { return kind.param.name; });
 
 // There are more ranks than cores.

@@ -8,91 +8,107 @@ namespace {
 
 using at::Tensor;
 
-// Expect: each operation, of parts of so many elements, and of as many parts as there are ranks.
-void run_every_operation(int rank, int ranks, int64_t part, at::ScalarType type) {
-  const int64_t whole = part * ranks;
-  const std::string what = " of " + std::to_string(part) + " over " + std::to_string(ranks);
-  const auto all = inputs(ranks, whole, type, 1);
-  Tensor sum = at::zeros({whole}, type);
-  for (const Tensor& one : all) sum += one;
-  const Tensor& own = all[static_cast<size_t>(rank)];
-  const int last = ranks - 1;
-  for (const int64_t count : {part, whole}) {
-    const auto begin = [&](const Tensor& tensor) { return tensor.narrow(0, 0, count); };
-    Tensor got = begin(own).clone();
-    dist::all_reduce(got);
-    EXPECT_TRUE(at::equal(got, begin(sum))) << "all_reduce" << what;
-    got = begin(own).clone();
-    dist::reduce(got, last);
-    EXPECT_TRUE(at::equal(got, begin(rank == last ? sum : own))) << "reduce" << what;
-    got = begin(own).clone();
-    dist::broadcast(got, last);
-    EXPECT_TRUE(at::equal(got, begin(all.back()))) << "broadcast" << what;
-    got = at::zeros({count * ranks}, type);
-    dist::all_gather_into_tensor(got, begin(own));
-    std::vector<Tensor> want;
-    for (const Tensor& one : all) want.push_back(begin(one));
-    EXPECT_TRUE(at::equal(got, at::cat(want))) << "all_gather" << what;
-  }
-  const auto parts_of = [&](const Tensor& tensor) { return tensor.split(part); };
-  const auto at_rank = static_cast<size_t>(rank);
-  const Tensor got = at::zeros({part}, type), gathered = at::zeros({whole}, type);
-  const std::vector<Tensor> out = parts_of(at::zeros({whole}, type)), nothing;
-  dist::reduce_scatter_tensor(got, own);
-  EXPECT_TRUE(at::equal(got, parts_of(sum)[at_rank])) << "reduce_scatter" << what;
-  dist::all_to_all(out, parts_of(own));
-  for (size_t other = 0; other < out.size(); ++other) {
-    EXPECT_TRUE(at::equal(out[other], parts_of(all[other])[at_rank])) << "all_to_all" << what;
-  }
-  dist::scatter(got, rank == 0 ? parts_of(all[0]) : nothing, 0);
-  EXPECT_TRUE(at::equal(got, parts_of(all[0])[at_rank])) << "scatter" << what;
-  dist::gather(got, rank == 0 ? parts_of(gathered) : nothing, 0);
-  EXPECT_TRUE(rank != 0 || at::equal(gathered, all[0])) << "gather" << what;
-}
+// Tensors that 32 bits do not count, in bytes or in elements; not more than 9 GiB at a time.
+class MoreThanTwoGibibytes {
+ public:
+  static constexpr int64_t kCount = (int64_t{1} << 31) + 4099;
 
-TEST_P(CollectiveSuite, TensorsOfAboutAChunk) {
-  for (const int ranks : {2, 5}) {
-    on_each(ranks, [ranks](int rank) {
-      for (const int64_t part : kAboutAChunk) run_every_operation(rank, ranks, part, at::kFloat);
-    });
-  }
-}
+  explicit MoreThanTwoGibibytes(int rank) : rank_(rank) {}
 
-// More chunks than a rank may be ahead of the others, and the last one short.
-TEST_P(CollectiveSuite, LargeTensors) {
-  for (const int ranks : {2, 3}) {
-    on_each(ranks, [ranks](int rank) { run_every_operation(rank, ranks, 500'003, at::kInt); });
+  void run() {
+    in_place();
+    of_blocks();
+    of_parts();
   }
-}
 
-// Sizes that 32 bits do not hold, at every place where they are counted in bytes or in elements.
-TEST_P(CollectiveSuite, MoreThanTwoGibibytes) {
-  if (!all_combinations()) GTEST_SKIP() << "it needs 5 GiB: set FARSPAN_ALL_COMBINATIONS";
-  constexpr int64_t kCount = (int64_t{1} << 31) + 4099;
-  on_each(2, [](int rank) {
-    const Tensor x = at::empty({kCount}, at::kChar);
-    const auto fill = [&] { x.fill_(rank + 1).narrow(0, kCount - 7, 7).fill_(10 * (rank + 1)); };
-    const auto holds = [](const Tensor& tensor, int most, int last) {
-      for (const Tensor& piece : tensor.narrow(0, 0, kCount - 7).split(int64_t{64} << 20)) {
-        if (!piece.eq(most).all().item<bool>()) return false;
-      }
-      return tensor.narrow(0, kCount - 7, 7).eq(last).all().item<bool>();
-    };
-    fill();
+ private:
+  // Its last elements are others, so that they are not taken for those before.
+  static void fill(const Tensor& tensor, int rank) {
+    tensor.fill_(rank + 1).narrow(0, tensor.numel() - 7, 7).fill_(10 * (rank + 1));
+  }
+  static Tensor filled(int64_t count, int rank) {
+    const Tensor tensor = at::empty({count}, at::kChar);
+    fill(tensor, rank);
+    return tensor;
+  }
+  static bool is_all(const Tensor& tensor, int value) {
+    for (const Tensor& piece : tensor.split(int64_t{64} << 20)) {
+      if (!piece.eq(value).all().item<bool>()) return false;
+    }
+    return true;
+  }
+  // What fill() leaves of this rank, or of a sum of ranks.
+  static bool holds(const Tensor& tensor, int most) {
+    const int64_t begin = tensor.numel() - 7;
+    return is_all(tensor.narrow(0, 0, begin), most) &&
+           is_all(tensor.narrow(0, begin, 7), 10 * most);
+  }
+  static Tensor space(int64_t count) { return at::zeros({count}, at::kChar); }
+
+  void in_place() const {
+    const Tensor x = filled(kCount, rank_);
     dist::all_reduce(x);
-    EXPECT_TRUE(holds(x, 3, 30)) << "all_reduce";
-    fill();
+    EXPECT_TRUE(holds(x, 3)) << "all_reduce";
+    fill(x, rank_);
+    dist::reduce(x, 1);
+    EXPECT_TRUE(holds(x, rank_ == 1 ? 3 : 1)) << "reduce";
+    fill(x, rank_);
     dist::broadcast(x, 1);
-    EXPECT_TRUE(holds(x, 2, 20)) << "broadcast";
-    fill();
-    if (rank == 0) {
+    EXPECT_TRUE(holds(x, 2)) << "broadcast";
+    fill(x, rank_);
+    if (rank_ == 0) {
       dist::send(x, 1);
     } else {
       dist::recv(x, 0);
-      EXPECT_TRUE(holds(x, 1, 10)) << "send";
+      EXPECT_TRUE(holds(x, 1)) << "send";
     }
-    dist::barrier();
-  });
+  }
+
+  // A block of so many elements, and blocks that are so many together.
+  void of_blocks() const {
+    const Tensor x = filled(kCount, rank_), nothing = space(0);
+    std::vector<Tensor> list;
+    if (rank_ == 1) list = {space(kCount), space(kCount)};
+    dist::gather(x, list, 1);
+    for (size_t other = 0; other < list.size(); ++other) {
+      EXPECT_TRUE(holds(list[other], static_cast<int>(other) + 1)) << "gather";
+    }
+    list = {space(kCount), nothing};
+    dist::all_gather(list, rank_ == 0 ? x : nothing);
+    EXPECT_TRUE(holds(list[0], 1)) << "all_gather";
+    list.clear();
+    const Tensor half = x.narrow(0, 0, kCount / 2), whole = space(kCount / 2 * 2);
+    dist::all_gather_into_tensor(whole, half);
+    EXPECT_TRUE(is_all(whole.narrow(0, 0, kCount / 2), 1)) << "all_gather_into_tensor";
+    EXPECT_TRUE(is_all(whole.narrow(0, kCount / 2, kCount / 2), 2)) << "all_gather_into_tensor";
+  }
+
+  void of_parts() const {
+    const Tensor x = filled(kCount, rank_), y = space(kCount), nothing = space(0);
+    const std::vector<Tensor> both = {x, x};
+    dist::scatter(y, rank_ == 0 ? both : std::vector<Tensor>(), 0);
+    EXPECT_TRUE(holds(y, 1)) << "scatter";
+    dist::reduce_scatter(y, both);
+    EXPECT_TRUE(holds(y, 3)) << "reduce_scatter";
+    const Tensor half = y.narrow(0, 0, kCount / 2).zero_();
+    dist::reduce_scatter_tensor(half, x.narrow(0, 0, kCount / 2 * 2));
+    EXPECT_TRUE(is_all(half.narrow(0, 0, kCount / 2 - 7), 3)) << "reduce_scatter_tensor";
+    // To the other rank, and nothing to oneself.
+    const auto other = static_cast<size_t>(1 - rank_);
+    std::vector<Tensor> in(2, nothing), out = {space(0), space(0)};
+    in[other] = x;
+    out[other] = y;
+    dist::all_to_all(out, in);
+    EXPECT_TRUE(holds(y, 2 - rank_)) << "all_to_all";
+  }
+
+  const int rank_;
+};
+
+TEST_P(CollectiveSuite, MoreThanTwoGibibytes) {
+  if (!all_combinations()) GTEST_SKIP() << "it needs 9 GiB: set FARSPAN_ALL_COMBINATIONS";
+  on_each(
+      2, [](int rank) { MoreThanTwoGibibytes(rank).run(); }, std::chrono::seconds(300));
 }
 
 }  // namespace

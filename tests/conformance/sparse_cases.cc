@@ -10,7 +10,7 @@ using at::Tensor;
 using dist::ReduceOp;
 
 TEST_P(CollectiveSuite, SparseTensorsAreSummed) {
-  for (const int ranks : {1, 2, 4}) {
+  for (const int ranks : kWorlds) {
     on_each(ranks, [ranks](int rank) {
       // Rank r has r entries, some of them twice.
       const auto make = [](int r) {

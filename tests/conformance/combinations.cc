@@ -1,0 +1,106 @@
+#include "conformance/combinations.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <farspan/c10d/group/tensor_block.h>
+
+namespace farspan::testing {
+namespace {
+
+using dist::ReduceOp;
+
+size_t place_of(int ranks) {
+  return static_cast<size_t>(std::ranges::find(kWorlds, ranks) - kWorlds);
+}
+const Size& size_at(size_t turn) { return kSizes[turn % std::size(kSizes)]; }
+
+}  // namespace
+
+bool has_meaning(ReduceOp::Kind op, at::ScalarType type) {
+  return dist::why_not(op, dist::dtype_of(at::empty({0}, type))).empty();
+}
+
+void for_reductions(int ranks,
+                    const std::function<void(ReduceOp::Kind, at::ScalarType, const Size&)>& body) {
+  size_t first = 0;
+  for (const at::ScalarType type : kTypes) {
+    std::vector<ReduceOp::Kind> ops;
+    std::ranges::copy_if(kOps, std::back_inserter(ops),
+                         [&](ReduceOp::Kind op) { return has_meaning(op, type); });
+    size_t turn = first + place_of(ranks) * ops.size();  // each world goes on where the last ended
+    for (const ReduceOp::Kind op : ops) {
+      if (all_combinations()) {
+        for (const Size& size : kSizes) body(op, type, size);
+      } else {
+        body(op, type, size_at(turn++));
+      }
+    }
+    first += 6;  // found by trial: no operation misses a size
+  }
+}
+
+void for_moves(int ranks, const std::function<void(at::ScalarType, const Size&)>& body) {
+  constexpr size_t kSome = (std::size(kSizes) + std::size(kWorlds) - 2) / (std::size(kWorlds) - 1);
+  const size_t sizes = all_combinations() ? std::size(kSizes) : kSome;
+  size_t first = kSome * place_of(ranks);
+  for (const at::ScalarType type : kTypes) {
+    for (size_t i = 0; i < sizes; ++i) body(type, size_at(first + i));
+    ++first;
+  }
+}
+
+namespace {
+
+enum Dimension { kOp, kType, kSize, kWorld };
+using Value = std::pair<Dimension, int>;
+
+// How many pairs of values there were, for each two dimensions.
+class Pairs {
+ public:
+  void meet(const std::vector<Value>& values) {
+    for (const Value& one : values) {
+      for (const Value& other : values) met_[{one.first, other.first}].emplace(one, other);
+    }
+  }
+  size_t operator()(Dimension one, Dimension other) { return met_[{one, other}].size(); }
+
+ private:
+  std::map<std::pair<Dimension, Dimension>, std::set<std::pair<Value, Value>>> met_;
+};
+
+TEST(Combinations, EveryPairIsMet) {
+  Pairs reductions, moves;
+  size_t meaningful = 0;
+  for (const ReduceOp::Kind op : kOps) {
+    for (const at::ScalarType type : kTypes) meaningful += has_meaning(op, type) ? 1 : 0;
+  }
+  for (const int ranks : kWorlds) {
+    const auto meet = [ranks](Pairs& pairs, const Size& size, std::vector<Value> values) {
+      values.emplace_back(kSize, static_cast<int>(&size - kSizes));
+      for (const Value& value : values) pairs.meet({value, {kWorld, ranks}});
+      if (ranks > 1) pairs.meet(values);  // one rank has little to do
+    };
+    for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {
+      meet(reductions, size, {{kOp, static_cast<int>(op)}, {kType, static_cast<int>(type)}});
+    });
+    for_moves(ranks, [&](at::ScalarType type, const Size& size) {
+      meet(moves, size, {{kType, static_cast<int>(type)}});
+    });
+  }
+  constexpr size_t kOpCount = std::size(kOps), kTypeCount = std::size(kTypes),
+                   kSizeCount = std::size(kSizes), kWorldCount = std::size(kWorlds);
+  EXPECT_EQ(reductions(kOp, kType), meaningful);
+  EXPECT_EQ(reductions(kOp, kSize), kOpCount * kSizeCount);
+  EXPECT_EQ(reductions(kOp, kWorld), kOpCount * kWorldCount);
+  for (Pairs* pairs : {&reductions, &moves}) {
+    EXPECT_EQ((*pairs)(kType, kSize), kTypeCount * kSizeCount);
+    EXPECT_EQ((*pairs)(kType, kWorld), kTypeCount * kWorldCount);
+    EXPECT_EQ((*pairs)(kSize, kWorld), kSizeCount * kWorldCount);
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
