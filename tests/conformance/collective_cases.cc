@@ -77,7 +77,7 @@ std::string about(ReduceOp::Kind op, at::ScalarType type, int64_t count, int ran
 
 TEST_P(CollectiveSuite, AllReduce) {
   for (const int ranks : kWorlds) {
-    const int64_t chunk = GetParam().chunk(ranks).part * ranks;
+    const int64_t chunk = GetParam().chunk(ranks).slice * ranks;
     on_each(ranks, [ranks, chunk](int rank) {
       int64_t salt = 0;
       for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {
@@ -93,7 +93,7 @@ TEST_P(CollectiveSuite, AllReduce) {
 
 TEST_P(CollectiveSuite, Reduce) {
   for (const int ranks : kWorlds) {
-    const int64_t chunk = GetParam().chunk(ranks).part * ranks;
+    const int64_t chunk = GetParam().chunk(ranks).slice * ranks;
     on_each(ranks, [ranks, chunk](int rank) {
       int64_t salt = 0;
       for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {
@@ -111,7 +111,7 @@ TEST_P(CollectiveSuite, Reduce) {
 
 TEST_P(CollectiveSuite, ReduceScatter) {
   for (const int ranks : kWorlds) {
-    const int64_t chunk = GetParam().chunk(ranks).part;
+    const int64_t chunk = GetParam().chunk(ranks).slice;
     on_each(ranks, [ranks, chunk](int rank) {
       int64_t salt = 0;
       for_reductions(ranks, [&](ReduceOp::Kind op, at::ScalarType type, const Size& size) {

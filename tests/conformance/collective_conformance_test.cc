@@ -91,10 +91,11 @@ void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
 // Within a host the ranks share a room. See c10d/backends/cpu/segment.h.
 Chunk room(int ranks) {
   const int64_t part = int64_t{32} << 10, block = std::max(int64_t{128} << 10, ranks * part);
-  return {block, block / ranks / 64 * 64};
+  const int64_t share = block / ranks / 64 * 64;
+  return {block, share, share};
 }
 constexpr int64_t kPiece = 65'536;  // what goes from host to host; less than it would be
-Chunk piece(int) { return {kPiece, kPiece}; }
+Chunk piece(int) { return {kPiece, kPiece, kPiece}; }
 
 INSTANTIATE_TEST_SUITE_P(
     Each, CollectiveSuite,

@@ -24,7 +24,8 @@ using RunRanks =
 // In bytes, what a backend moves at once; see c10d/backends/README.md.
 struct Chunk {
   int64_t block;  // of what one rank has for all, or all for one
-  int64_t part;   // of what there is of a tensor for each rank
+  int64_t part;   // of what one rank has for another
+  int64_t slice;  // of what one rank reduces
 };
 
 struct BackendKind {

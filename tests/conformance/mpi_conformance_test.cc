@@ -64,10 +64,11 @@ void run_rank(int ranks, Millis timeout, const std::function<void(int rank)>& bo
   wait_for_all_processes();
 }
 
-Chunk slice(int) { return {1 << 20, 1 << 20}; }
+// Packets, of which four may be under way; and slices.
+Chunk chunk(int) { return {1 << 18, 1 << 18, 1 << 20}; }
 
 INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite,
-                         ::testing::Values(BackendKind{"Mpi", run_rank, slice}),
+                         ::testing::Values(BackendKind{"Mpi", run_rank, chunk}),
                          [](const auto& kind) { return kind.param.name; });
 
 // There are more ranks than cores.
