@@ -1,4 +1,4 @@
-// An all_reduce written by hand from isend and recv, held against the library's.
+// An all_reduce written by hand from isend and irecv, held against the library's.
 //
 //   ./dev demo ring_all_reduce
 #include <farspan/farspan.h>
@@ -26,13 +26,15 @@ void ring_all_reduce(Tensor& tensor) {
     Tensor& mine = part(rank - step - 1);
     const Tensor theirs = torch::empty_like(mine);
     const dist::Work sent = dist::isend(part(rank - step), right);
-    dist::recv(theirs, left);
+    const dist::Work received = dist::irecv(theirs, left);
+    received.wait();
     mine += theirs;
     sent.wait();
   }
   for (int step = 0; step < size - 1; ++step) {
     const dist::Work sent = dist::isend(part(rank + 1 - step), right);
-    dist::recv(part(rank - step), left);
+    const dist::Work received = dist::irecv(part(rank - step), left);
+    received.wait();
     sent.wait();
   }
 }

@@ -1,4 +1,5 @@
 // The rules under test: c10d/ddp/README.md, "Buckets", over whole passes; and what is measured.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -90,16 +91,22 @@ TEST_P(DdpBuckets, AreReducedWhileBackwardGoesOn) {
     auto net = layers(3);
     Ddp<torch::nn::Sequential> ddp(net, {.bucket_bytes = 1, .first_bucket_bytes = 1});
     for (int step = 0; step < 2; ++step) ddp(input_of(rank)).sum().backward();
-    // What the last layer's bucket does is done before the first layer's gradient is there: a hook
-    // on what lies between waits for it.
-    const uint64_t before = ddp.group()->sequence();
-    uint64_t meanwhile = 0;
+    const auto reduced = [&] {
+      const auto records = ddp.group()->history();
+      return std::ranges::count_if(records, [](const dist::OperationRecord& record) {
+        return record.signature.op == dist::Op::kAllReduce &&
+               record.state == dist::OperationRecord::State::kDone;
+      });
+    };
+    // Backward goes on to the first layer's gradients when those of the others have been reduced.
+    const auto before = reduced();
     const Tensor x = input_of(rank).requires_grad_();
     const Tensor y = ddp(x);
-    x.register_hook([&](const Tensor&) { meanwhile = ddp.group()->sequence(); });
+    x.register_hook(
+        [&](const Tensor&) { EXPECT_TRUE(eventually([&] { return reduced() >= before + 4; })); });
     y.sum().backward();
-    EXPECT_GE(meanwhile, before + 4) << "the buckets of the two last layers were begun";
-    EXPECT_EQ(ddp.group()->sequence(), before + 6);
+    EXPECT_EQ(reduced(), before + 6);
+    EXPECT_GT(ddp.statistics().last.back().overlap.count(), 0);
   });
 }
 
