@@ -273,6 +273,21 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
     return longest;
   }
 
+  // Kills it at a random moment, which it returns. Expects that the others notice in time.
+  TimePoint lose(int victim) {
+    std::mt19937 random(static_cast<unsigned>(seed()));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
+    const TimePoint lost = Clock::now();
+    kill(pids_[static_cast<size_t>(victim)], SIGKILL);
+    EXPECT_LT(survivors_end(victim, lost), 2s);
+    waitpid(pids_[static_cast<size_t>(victim)], nullptr, 0);
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kDisconnected);
+    }
+    return lost;
+  }
+
   // Expect: when it goes on it is told, too.
   void resume(int victim) {
     const pid_t pid = pids_[static_cast<size_t>(victim)];
@@ -291,17 +306,11 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
 
 class KilledRanks : public LostRanks {};
 TEST_P(KilledRanks, EndTheOthersCollectives) {
-  std::mt19937 random(static_cast<unsigned>(seed()));
   start(60s);
   const int victim = seed() % ranks_;
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
-  const TimePoint lost = Clock::now();
-  kill(pids_[static_cast<size_t>(victim)], SIGKILL);
-  EXPECT_LT(survivors_end(victim, lost), 2s);
-  waitpid(pids_[static_cast<size_t>(victim)], nullptr, 0);
+  lose(victim);
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == victim) continue;
-    EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kDisconnected);
     EXPECT_THAT(reports_[rank].what, HasSubstr("rank " + std::to_string(victim) + " ("));
     EXPECT_THAT(reports_[rank].what, HasSubstr("is gone"));
   }
@@ -313,17 +322,11 @@ class Survivors : public LostRanks {
   Survivors() : LostRanks(4) {}
 };
 TEST_P(Survivors, OfAKilledRankMakeAGroupOfTheirOwn) {
-  std::mt19937 random(static_cast<unsigned>(seed()));
   const int victim = seed() % ranks_;
   start(60s, -1, kNever, victim);
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
-  const TimePoint lost = Clock::now();
-  kill(pids_[static_cast<size_t>(victim)], SIGKILL);
-  EXPECT_LT(survivors_end(victim, lost), 2s);
-  waitpid(pids_[static_cast<size_t>(victim)], nullptr, 0);
+  const TimePoint lost = lose(victim);
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == victim) continue;
-    EXPECT_EQ(static_cast<Code>(reports_[rank].code.load()), Code::kDisconnected);
     ASSERT_NE(reports_[rank].went_on_at.load(), 0) << "rank " << rank;
     EXPECT_LT(TimePoint(Clock::duration(reports_[rank].went_on_at)) - lost, 4s);
   }
