@@ -51,11 +51,13 @@ std::vector<OperationRecord> History::records() const {
 
 std::string describe(const OperationRecord& record, TimePoint now) {
   using State = OperationRecord::State;
-  std::string text = record.signature.sequence != 0
-                         ? "call " + std::to_string(record.signature.sequence) + ": "
-                         : std::string();
+  const bool is_message = record.signature.op == Op::kSend || record.signature.op == Op::kRecv;
+  std::string text;
+  if (record.signature.sequence != 0) {
+    text = (is_message ? "message " : "call ") + std::to_string(record.signature.sequence) + ": ";
+  }
   text += describe(record.signature);
-  if (record.signature.op == Op::kSend || record.signature.op == Op::kRecv) {
+  if (is_message) {
     text += record.signature.op == Op::kSend ? " to " : " from ";
     text += record.peer < 0 ? "any rank" : "rank " + std::to_string(record.peer);
     text += ", tag " + std::to_string(record.tag);

@@ -26,7 +26,8 @@ struct OperationRecord {
 };
 
 // "call 17: all_reduce SUM of float32 [4], running for 2.31 s", or, when it is over, "began 2.31 s
-// ago, ended 2.30 s ago, took 10.0 ms". Those of one dump share `now`.
+// ago, ended 2.30 s ago, took 10.0 ms". Messages count apart: "message 5: send of ..". Those of one
+// dump share `now`.
 std::string describe(const OperationRecord& record, TimePoint now = Clock::now());
 
 // Threading: every method from any thread.

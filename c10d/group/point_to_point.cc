@@ -43,6 +43,7 @@ Transfer::Transfer(Kind kind, const at::Tensor& tensor, int peer, const MessageO
 
 Future<int> Transfer::call_backend() {
   group_->check_usable(signature_);
+  signature_.sequence = group_->count_message();
   OperationRecord record;
   record.signature = signature_;
   record.peer = message_.peer;
@@ -66,8 +67,9 @@ int Transfer::end(const Future<int>& done) {
   const std::string peer =
       message_.peer < 0 ? "any rank" : "rank " + std::to_string(group_->global_rank(message_.peer));
   std::string what = describe(signature_) + (kind_ == Kind::kSend ? " to " : " from ") + peer +
-                     ", tag " + std::to_string(message_.tag) + ", in the group '" + group_->name() +
-                     "'";
+                     ", tag " + std::to_string(message_.tag) + ", message " +
+                     std::to_string(signature_.sequence) + " of this rank in the group '" +
+                     group_->name() + "'";
   throw error.operation(std::move(what)).elapsed(Clock::now() - called_);
 }
 

@@ -91,6 +91,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Deadline deadline(std::optional<Millis> timeout, TimePoint from) const noexcept;
   // How often this process has made a group of these ranks out of this one, counting this time.
   uint64_t count_groups_of(const std::vector<int>& ranks);
+  // The number of a message that this rank begins to send or to receive, from 1.
+  uint64_t count_message() noexcept { return ++messages_; }
   MonitoredBarriers& monitored_barriers() noexcept { return monitored_barriers_; }
   // Throws when the group has failed already.
   void check_usable(const Signature& signature) const;
@@ -105,6 +107,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::atomic<Millis> timeout_;
   History history_;
 
+  std::atomic<uint64_t> messages_{0};
   MonitoredBarriers monitored_barriers_;
   std::atomic<bool> failed_{false};  // failure_ is set
   mutable Mutex mutex_;

@@ -39,7 +39,7 @@ std::string_view name_of(Op op) noexcept;
 struct Signature {
   static constexpr size_t kMaxDims = 6;
 
-  uint64_t sequence = 0;  // of the group's calls, from 1
+  uint64_t sequence = 0;  // of the group's collectives, or of this rank's messages, from 1
   Op op = Op::kNone;
   uint8_t type = 0;    // DType
   uint8_t reduce = 0;  // ReduceOp::Kind

@@ -125,6 +125,7 @@ void print_result(const Settings& settings, Watched& watched, Ddp& ddp, const Ti
 
 void run(const Settings& settings) {
   at::set_num_threads(1);
+  farspan::keep_freed_memory();
   dist::init_process_group("cpu");
   at::manual_seed(settings.seed + static_cast<uint64_t>(dist::get_rank()));  // dropout's
   const auto net = std::make_shared<mnist::SmallNet>();

@@ -1,9 +1,13 @@
-// Every backend, with each rank on a thread of this process, and cpu between processes, too.
+// Every backend, with each rank on a thread of this process, and cpu between processes, too: those
+// of one host, or, where tests/support/hosts.py runs this program, of two.
 #include <ATen/Parallel.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <farspan/c10d/backends/fake/fake.h>
+#include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/store/file_store.h>
 #include <farspan/c10d/store/hash_store.h>
 
@@ -19,9 +23,14 @@ namespace {
 
 using Body = std::function<void(int rank)>;
 
+struct Place {
+  std::string host_id;
+  std::string address = "127.0.0.1";
+};
+
 dist::Group make_cpu_group(const std::shared_ptr<dist::Store>& store, int rank, int ranks,
-                           Millis timeout, const std::string& host_id) {
-  auto backend = dist::testing::join_job(store, rank, ranks, host_id);
+                           Millis timeout, const Place& place) {
+  auto backend = dist::testing::join_job(store, rank, ranks, place.host_id, place.address);
   return std::make_shared<dist::ProcessGroup>(dist::testing::whole_job(rank, ranks), rank,
                                               std::move(backend), timeout);
 }
@@ -45,9 +54,9 @@ void run_fake(int ranks, Millis timeout, const Body& body) {
 }
 
 void run_cpu_rank(const std::shared_ptr<dist::Store>& store, int rank, int ranks, Millis timeout,
-                  const Body& body, const std::string& host_id) {
+                  const Body& body, const Place& place) {
   try {
-    const dist::CurrentGroup current(make_cpu_group(store, rank, ranks, timeout, host_id));
+    const dist::CurrentGroup current(make_cpu_group(store, rank, ranks, timeout, place));
     run_and_wait_for_the_others(rank, ranks, body, *store);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << rank << ": " << error.what();
@@ -60,32 +69,48 @@ RunRanks cpu_in_threads(const dist::testing::HostOf& host_of) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; ++rank) {
       threads.emplace_back(
-          [&, rank] { run_cpu_rank(store, rank, ranks, timeout, body, host_of(rank)); });
+          [&, rank] { run_cpu_rank(store, rank, ranks, timeout, body, {host_of(rank)}); });
     }
     for (std::thread& thread : threads) thread.join();
   };
 }
 
+// The rank's process moves there.
+using MoveTo = std::function<Place(int rank)>;
+Place stay(int) { return {}; }
+
+// As dist::testing::mixed_hosts() has them.
+const char* const kOtherHost = std::getenv("FARSPAN_OTHER_HOST");
+Place move_to_one_of_two_hosts(int rank) {
+  if (rank % 3 != 1) return {"", "10.77.0.1"};
+  const net::OwnedDescriptor other(open(kOtherHost, O_RDONLY | O_CLOEXEC));
+  if (setns(other.get(), CLONE_NEWNET) != 0)
+    throw std::runtime_error("cannot go to the other host");
+  return {"", "10.77.0.2"};
+}
+
 // Copies of this process, which has no threads then; LibTorch runs single-threaded here.
-void run_cpu_in_processes(int ranks, Millis timeout, const Body& body) {
-  const TemporaryFolder folder;
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t pid = fork();
-    ASSERT_GE(pid, 0);
-    if (pid == 0) {
-      run_cpu_rank(std::make_shared<dist::FileStore>(folder.file("store")), rank, ranks, timeout,
-                   body, "");
-      std::fflush(stdout);
-      _exit(::testing::Test::HasFailure() ? 1 : 0);
+RunRanks cpu_in_processes(const MoveTo& move_to) {
+  return [move_to](int ranks, Millis timeout, const Body& body) {
+    const TemporaryFolder folder;
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const pid_t pid = fork();
+      ASSERT_GE(pid, 0);
+      if (pid == 0) {
+        run_cpu_rank(std::make_shared<dist::FileStore>(folder.file("store")), rank, ranks, timeout,
+                     body, move_to(rank));
+        std::fflush(stdout);
+        _exit(::testing::Test::HasFailure() ? 1 : 0);
+      }
+      pids.push_back(pid);
     }
-    pids.push_back(pid);
-  }
-  for (const pid_t pid : pids) {
-    int status = 0;
-    ASSERT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT_EQ(status, 0) << "a rank failed";
-  }
+    for (const pid_t pid : pids) {
+      int status = 0;
+      ASSERT_EQ(waitpid(pid, &status, 0), pid);
+      EXPECT_EQ(status, 0) << "a rank failed";
+    }
+  };
 }
 
 // Within a host the ranks share a room. See c10d/backends/cpu/segment.h.
@@ -97,14 +122,38 @@ Chunk room(int ranks) {
 constexpr int64_t kPiece = 65'536;  // what goes from host to host; less than it would be
 Chunk piece(int) { return {kPiece, kPiece, kPiece}; }
 
-INSTANTIATE_TEST_SUITE_P(
-    Each, CollectiveSuite,
-    ::testing::Values(BackendKind{"Fake", run_fake, room, false},
-                      BackendKind{"CpuInThreads", cpu_in_threads(dist::testing::one_host), room},
-                      BackendKind{"CpuHosts", cpu_in_threads(dist::testing::own_host), piece},
-                      BackendKind{"CpuMixed", cpu_in_threads(dist::testing::mixed_hosts), room},
-                      BackendKind{"CpuInProcesses", run_cpu_in_processes, room}),
-    [](const auto& kind) { return kind.param.name; });
+std::vector<BackendKind> kinds() {
+  using namespace dist::testing;
+  if (kOtherHost) return {{"CpuNamespaces", cpu_in_processes(move_to_one_of_two_hosts), room}};
+  return {{"Fake", run_fake, room, false},
+          {"CpuInThreads", cpu_in_threads(one_host), room},
+          {"CpuHosts", cpu_in_threads(own_host), piece},
+          {"CpuMixed", cpu_in_threads(mixed_hosts), room},
+          {"CpuInProcesses", cpu_in_processes(stay), room}};
+}
+INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite, ::testing::ValuesIn(kinds()),
+                         [](const auto& kind) { return kind.param.name; });
+
+// More than the suite's worlds have.
+TEST(ManyRanks, AgreeOnOneHostAndBetweenHosts) {
+  using namespace dist::testing;
+  for (const int ranks : {16, 32}) {
+    for (const HostOf& host_of : {HostOf(one_host), HostOf(own_host), HostOf(mixed_hosts)}) {
+      cpu_in_threads(host_of)(ranks, Millis(60'000), [&](int rank) {
+        const at::Tensor own = at::arange(ranks, at::kLong) + rank * ranks;
+        const at::Tensor sum = own.clone(), all = at::empty({ranks, ranks}, at::kLong);
+        dist::all_reduce(sum);
+        dist::all_gather_into_tensor(all, own);
+        EXPECT_TRUE(at::equal(all, at::arange(ranks * ranks, at::kLong).view({ranks, ranks})));
+        EXPECT_TRUE(at::equal(sum, all.sum(0)));
+        const at::Tensor column = at::empty({ranks}, at::kLong);
+        dist::all_to_all_single(column, own);
+        EXPECT_TRUE(at::equal(column, all.select(1, rank)));
+        dist::barrier();
+      });
+    }
+  }
+}
 
 // LibTorch's own threads would not survive a fork. And between hosts what is large begins early.
 const bool is_set_up = [] {

@@ -50,6 +50,15 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
          "broadcast of float32 .2., root [01]", who(0) + " calls broadcast of float32 .2., root 1");
   differ([](int rank) { rank == 1 ? dist::barrier() : dist::all_reduce(at::ones({2})); },
          "barrier|all_reduce SUM of float32 .2.", who(1) + " calls barrier");
+  // The same calls in another order.
+  differ(
+      [](int rank) {
+        if (rank == 2) dist::broadcast(at::ones({2}), 0);
+        dist::all_reduce(at::ones({2}));
+        dist::broadcast(at::ones({2}), 0);
+      },
+      "all_reduce SUM of float32 .2.|broadcast of float32 .2., root 0",
+      who(2) + " calls broadcast of float32 .2., root 0");
   differ(
       [](int rank) {
         dist::all_reduce(at::ones({2}), {.op = rank == 0 ? ReduceOp::kMax : ReduceOp::kMin});

@@ -1,5 +1,9 @@
-"""PyTorch's DistributedDataParallel over Gloo, for the same cases: gloo_ddp.py --net small|large."""
+"""PyTorch's DistributedDataParallel over Gloo, for the same cases.
 
+gloo_ddp.py --net small|large [--same-malloc]: told to keep memory as farspan's programs tell it.
+"""
+
+import ctypes
 import json
 import os
 import socket
@@ -14,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 RANKS = 2
+SAME_MALLOC = ((-3, 1 << 30), (-1, -1))  # as in c10d/base/freed_memory.cc
 
 
 class SmallNet(nn.Module):
@@ -35,7 +40,10 @@ def large_net():
                          nn.Linear(4096, 1000), nn.LogSoftmax(1))
 
 
-def measure(rank, large, port):
+def measure(rank, large, same_malloc, port):
+    if same_malloc:
+        for parameter, value in SAME_MALLOC:
+            assert ctypes.CDLL(None).mallopt(parameter, value) == 1
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -61,7 +69,8 @@ def measure(rank, large, port):
             step()
         rates.append(steps / (time.perf_counter() - begin))
     if rank == 0:
-        case = "step 25 M parameters world 2" if large else "step MNIST net world 2"
+        net_name = "25 M parameters" if large else "MNIST net"
+        case = f"step {net_name}{', same malloc' if same_malloc else ''} world 2"
         print(json.dumps({"case": case, "unit": "steps/s", "value": statistics.median(rates)}),
               flush=True)
     dist.destroy_process_group()
@@ -71,4 +80,5 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(measure, (sys.argv[2] == "large", port), nprocs=RANKS)
+    net, *options = sys.argv[2:]
+    multiprocessing.spawn(measure, (net == "large", "--same-malloc" in options, port), nprocs=RANKS)

@@ -21,11 +21,13 @@ inline GroupSpec whole_job(int rank, int ranks) {
   return spec;
 }
 
-//   host_id  ranks with different ones exchange bytes over TCP, as if they were on different hosts
+//   host_id    those with different ones exchange bytes over TCP, as if they were on several hosts
+//   bind_host  this host's address for the others
 inline std::shared_ptr<Backend> join_job(std::shared_ptr<Store> store, int rank, int ranks,
-                                         const std::string& host_id = {}) {
+                                         const std::string& host_id = {},
+                                         const std::string& bind_host = "127.0.0.1") {
   BackendContext context;
-  context.bind_host = "127.0.0.1";
+  context.bind_host = bind_host;
   context.host_id = host_id;
   context.store = std::move(store);
   context.group = whole_job(rank, ranks);

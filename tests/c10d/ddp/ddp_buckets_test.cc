@@ -46,6 +46,32 @@ TEST_P(DdpBuckets, AreOneAtFirstAndThenCutInTheOrderOfArrival) {
   });
 }
 
+// Each of its weights has a mebibyte.
+struct Wide : torch::nn::Module {
+  Wide() {
+    for (int i = 0; i < 30; ++i) {
+      const auto options = torch::nn::LinearOptions(4, 65'536).bias(false);
+      layers.push_back(register_module(std::to_string(i), torch::nn::Linear(options)));
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor sum = layers[0]->forward(x);
+    for (size_t i = 1; i < layers.size(); ++i) sum = sum + layers[i]->forward(x);
+    return sum;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+TEST_P(DdpBuckets, HaveOneMebibyteAndThenTwentyFiveUnlessSaidOtherwise) {
+  on_each(2, [](int rank) {
+    Ddp<Wide> ddp(std::make_shared<Wide>());
+    for (int step = 0; step < 2; ++step) ddp(input_of(rank, step)).sum().backward();
+    constexpr size_t kMebibyte = size_t{1} << 20;
+    EXPECT_THAT(ddp.statistics().bucket_bytes,
+                ElementsAre(kMebibyte, 25 * kMebibyte, 4 * kMebibyte));
+  });
+}
+
 TEST_P(DdpBuckets, MaySplitAModelIntoManyAndGradientsAreTheSameBits) {
   on_each(2, [](int rank) {
     auto net = layers(6);

@@ -49,7 +49,8 @@ int train() {
   return 0;
 }
 
-// Rank 1 dies in the middle of its fourth backward pass; the others say what they got, and when.
+// Rank 1 dies in the middle of its fourth backward pass; the others say what they got, and when,
+// and go on without it.
 int lose_a_rank() {
   const int rank = join_job();
   Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3),
@@ -64,6 +65,11 @@ int lose_a_rank() {
   const Error later = error_of([&] { ddp(x); });
   std::printf("%s; %s; %s\n", Clock::now() - began < 2s ? "in time" : "late", error.what(),
               later.what());
+  const auto left = dist::new_group({0, 2});
+  Ddp<TwoLayers> without(seeded(std::make_shared<TwoLayers>(), rank), {.group = left});
+  (without(input_of(rank)).sum() * (rank + 1)).backward();
+  const Tensor bias = without.parameters().back().grad();  // (5 * 1 + 5 * 3) / 2
+  std::printf("went on, %s\n", at::equal(bias, at::full({3}, 10.0)) ? "averaged" : "not averaged");
   return 0;
 }
 
@@ -98,6 +104,7 @@ TEST(DdpProcesses, EndInTimeWhenOneDiesInItsBackwardPass) {
     EXPECT_THAT(output, HasSubstr("in time; DISCONNECTED"));
     EXPECT_THAT(output, HasSubstr("rank 1 ("));
     EXPECT_THAT(output, HasSubstr("it failed before"));
+    EXPECT_THAT(output, HasSubstr("went on, averaged"));
   }
 }
 

@@ -44,8 +44,9 @@ TEST(History, MessagesNameTheOtherRank) {
   record.signature.type = static_cast<uint8_t>(DType::FLOAT32);
   record.peer = 3;
   record.tag = 9;
+  record.signature.sequence = 4;
   EXPECT_EQ(describe(record, kStart + 1s),
-            "send of float32 [] to rank 3, tag 9, queued for 1.00 s");
+            "message 4: send of float32 [] to rank 3, tag 9, queued for 1.00 s");
 }
 
 TEST(History, KeepsTheLastOnesInOrder) {

@@ -63,6 +63,18 @@ TEST(InitProcessGroup, OperationsOfAGroupOfOneCostNothing) {
   dist::destroy_process_group();
 }
 
+TEST(InitProcessGroup, OperationsHaveHalfAnHourUnlessSaidOtherwise) {
+  EXPECT_EQ(dist::init_process_group("cpu", alone())->timeout(), 30min);
+  EXPECT_EQ(dist::new_group({0})->timeout(), 30min);
+  EXPECT_EQ(dist::new_group({0}, 5s)->timeout(), 5s);
+  dist::destroy_process_group();
+  dist::InitOptions options = alone();
+  options.timeout = 7s;
+  EXPECT_EQ(dist::init_process_group("cpu", options)->timeout(), 7s);
+  EXPECT_EQ(dist::new_group({0})->timeout(), 7s);
+  dist::destroy_process_group();
+}
+
 TEST(InitProcessGroup, OneAfterTheOther) {
   const auto options = alone();  // with one store
   for (int start = 0; start < 3; ++start) {
