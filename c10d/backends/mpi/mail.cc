@@ -15,15 +15,12 @@ constexpr size_t kWholeBytes = size_t{64} << 10;  // what is sent without an off
 constexpr uint64_t kUnclaimedBytes = uint64_t{4} << 20;
 
 Error late(const Room& room, const Sending& sending) {
-  return Error(Code::kTimeout, "the message was not taken in time")
-      .advice("look whether " + room.name_of(sending.message.peer) + " calls recv() for tag " +
-              std::to_string(sending.message.tag));
+  return messages::not_taken(room.name_of(sending.message.peer), sending.message.tag);
 }
 
 Error late(const Room& room, const messages::Receive& receive) {
   const int peer = receive.wanted.peer;
-  return Error(Code::kTimeout, "nothing came from " + (peer < 0 ? "any rank" : room.name_of(peer)))
-      .advice("look whether it calls send() with tag " + std::to_string(receive.wanted.tag));
+  return messages::not_come(peer < 0 ? "any rank" : room.name_of(peer), receive.wanted.tag);
 }
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {

@@ -18,15 +18,12 @@ constexpr std::chrono::milliseconds kLongWait{500};
 bool Sending::block(Deadline deadline) { return post_->wait(*this, deadline); }
 
 Error Post::late(const Sending& sending) const {
-  return Error(Code::kTimeout, "the message was not taken in time")
-      .advice("look whether " + name_of(sending.rank) + " calls recv() for tag " +
-              std::to_string(sending.message.tag));
+  return messages::not_taken(name_of(sending.rank), sending.message.tag);
 }
 
 Error Post::late(const Receive& receive) const {
   const int rank = static_cast<const Waiting&>(receive).rank;
-  return Error(Code::kTimeout, "nothing came from " + (rank < 0 ? "any rank" : name_of(rank)))
-      .advice("look whether it calls send() with tag " + std::to_string(receive.wanted.tag));
+  return messages::not_come(rank < 0 ? "any rank" : name_of(rank), receive.wanted.tag);
 }
 
 bool Post::wait(Sending& sending, Deadline deadline) {
