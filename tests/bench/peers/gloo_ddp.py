@@ -69,8 +69,9 @@ def measure(rank, large, same_malloc, port):
             step()
         rates.append(steps / (time.perf_counter() - begin))
     if rank == 0:
-        net_name = "25 M parameters" if large else "MNIST net"
-        case = f"step {net_name}{', same malloc' if same_malloc else ''} world 2"
+        names = (("step MNIST net world 2", "step MNIST net, same malloc world 2"),
+                 ("step 25 M parameters world 2", "step 25 M parameters, same malloc world 2"))
+        case = names[large][same_malloc]
         print(json.dumps({"case": case, "unit": "steps/s", "value": statistics.median(rates)}),
               flush=True)
     dist.destroy_process_group()
