@@ -5,13 +5,18 @@
 namespace farspan {
 namespace {
 
+// The same numbers in tests/bench/peers/gloo_ddp.py.
 constexpr int kLargestBlock = 1 << 30;  // larger ones still come from the kernel, and go back to it
+constexpr int kLargestBefore235 = 32 << 20;  // what glibc took until then
 constexpr int kNever = -1;
 
 }  // namespace
 
 bool keep_freed_memory() noexcept {
-  return mallopt(M_MMAP_THRESHOLD, kLargestBlock) == 1 && mallopt(M_TRIM_THRESHOLD, kNever) == 1;
+  const bool keeps_blocks = mallopt(M_MMAP_THRESHOLD, kLargestBlock) == 1 ||
+                            mallopt(M_MMAP_THRESHOLD, kLargestBefore235) == 1;
+  const bool keeps_the_end = mallopt(M_TRIM_THRESHOLD, kNever) == 1;
+  return keeps_blocks && keeps_the_end;
 }
 
 }  // namespace farspan

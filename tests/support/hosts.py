@@ -3,15 +3,18 @@
 
 It starts on the one, HERE, and finds in FARSPAN_OTHER_HOST the path of the other's namespace, whose
 address is THERE; only a cable joins them. Ends as the program does; with status 77 and without the
-program where no namespaces can be made. Of the hosts nothing is left.
+program where no namespaces can be made. When this script is killed, the program is, too.
 """
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
 SKIPPED = 77
+PR_SET_PDEATHSIG = 1
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 # Whoever is not root becomes it there.
 NEW_HOST = [shutil.which("unshare") or "unshare", "--net",
@@ -35,6 +38,15 @@ def can_make_hosts():
     return subprocess.run(probe, stderr=subprocess.DEVNULL).returncode == 0
 
 
+def end_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def status_of(*command):
+    status = subprocess.run(command, preexec_fn=end_with_parent).returncode
+    return status if status >= 0 else 128 - status
+
+
 def run(*command):
     subprocess.run(command, check=True)
 
@@ -52,13 +64,13 @@ def lay_cable(other):
 def run_here(command):
     """In a network namespace of its own, this process is one of the hosts."""
     holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE)
+                              stdout=subprocess.PIPE, preexec_fn=end_with_parent)
     holder.stdin.write(b"ready\n")
     holder.stdin.flush()
     holder.stdout.readline()  # from now on it is in its namespace
     try:
         lay_cable(holder.pid)
-        return subprocess.run(command).returncode
+        return status_of(*command)
     finally:
         holder.stdin.close()
         holder.wait()
@@ -70,8 +82,8 @@ def main():
     if not can_make_hosts():
         print("no network namespaces can be made here, or iproute2 is missing")
         return SKIPPED
-    return subprocess.run([*NEW_HOST, *between_hosts("--here", *sys.argv[1:])]).returncode
+    return status_of(*NEW_HOST, *between_hosts("--here", *sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    sys.exit(main() & 0xFF)
+    sys.exit(main())

@@ -73,7 +73,7 @@ class Room::Waiting final : public messages::Receive {
       MutexLock lock(room_->mutex);
       withdrawn = room_->inboxes[static_cast<size_t>(rank_)].withdraw(*this);
     }
-    if (withdrawn) set_error(messages::not_come(awaited, wanted.tag));
+    if (withdrawn) set_error(messages::not_come_error(awaited, wanted.tag));
     return sleep(Deadline::never());  // else its message is being copied
   }
 

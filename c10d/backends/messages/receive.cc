@@ -7,12 +7,12 @@ std::string describe(uint64_t count, DType type) {
          std::string(name_of(type));
 }
 
-Error not_taken(const std::string& receiver, int tag) {
+Error not_taken_error(const std::string& receiver, int tag) {
   return Error(Code::kTimeout, "the message was not taken in time")
       .advice("look whether " + receiver + " calls recv() for tag " + std::to_string(tag));
 }
 
-Error not_come(const std::string& sender, int tag) {
+Error not_come_error(const std::string& sender, int tag) {
   return Error(Code::kTimeout, "nothing came from " + sender)
       .advice("look whether it calls send() with tag " + std::to_string(tag));
 }

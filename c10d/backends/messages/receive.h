@@ -26,8 +26,8 @@ std::string describe(uint64_t count, DType type);
 
 // What a send and a receive end with when their time is over.
 //   receiver, sender  as "rank 1 (host:pid)", or "any rank"
-Error not_taken(const std::string& receiver, int tag);
-Error not_come(const std::string& sender, int tag);
+Error not_taken_error(const std::string& receiver, int tag);
+Error not_come_error(const std::string& sender, int tag);
 
 // The future of who asked. Its value is the rank in the group that the message came from.
 //

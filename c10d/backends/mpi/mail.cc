@@ -15,12 +15,12 @@ constexpr size_t kWholeBytes = size_t{64} << 10;  // what is sent without an off
 constexpr uint64_t kUnclaimedBytes = uint64_t{4} << 20;
 
 Error late(const Room& room, const Sending& sending) {
-  return messages::not_taken(room.name_of(sending.message.peer), sending.message.tag);
+  return messages::not_taken_error(room.name_of(sending.message.peer), sending.message.tag);
 }
 
 Error late(const Room& room, const messages::Receive& receive) {
   const int peer = receive.wanted.peer;
-  return messages::not_come(peer < 0 ? "any rank" : room.name_of(peer), receive.wanted.tag);
+  return messages::not_come_error(peer < 0 ? "any rank" : room.name_of(peer), receive.wanted.tag);
 }
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {

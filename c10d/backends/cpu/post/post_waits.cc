@@ -18,12 +18,12 @@ constexpr std::chrono::milliseconds kLongWait{500};
 bool Sending::block(Deadline deadline) { return post_->wait(*this, deadline); }
 
 Error Post::late(const Sending& sending) const {
-  return messages::not_taken(name_of(sending.rank), sending.message.tag);
+  return messages::not_taken_error(name_of(sending.rank), sending.message.tag);
 }
 
 Error Post::late(const Receive& receive) const {
   const int rank = static_cast<const Waiting&>(receive).rank;
-  return messages::not_come(rank < 0 ? "any rank" : name_of(rank), receive.wanted.tag);
+  return messages::not_come_error(rank < 0 ? "any rank" : name_of(rank), receive.wanted.tag);
 }
 
 bool Post::wait(Sending& sending, Deadline deadline) {
