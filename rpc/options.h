@@ -47,9 +47,13 @@ struct WorkerOptions {
   // kNoTimeout: never.
   Millis silence_timeout{30'000};
 
-  // Ways to reach other workers, the best first: unix (within a host), tcp, loopback (within a
-  // process). Empty: unix, tcp.
+  // Ways to reach other workers, the best first: shm and unix (within a host), tcp, loopback
+  // (within a process). Empty: shm, unix, tcp. One that fails for a pair of workers is left for the
+  // next.
   std::vector<std::string> transports;
+  // Within a host, large tensors are read straight out of the sender's memory (process_vm_readv),
+  // where the system lets one; else, and with false, they travel as everything else does.
+  bool cross_memory_attach = true;
   // The address that TCP listens on, and that others connect to. Empty: loopback when all workers
   // share a host, else the one that reaches the store.
   std::string bind_host;

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include <farspan/c10d/base/unfinished.h>
+#include <farspan/c10d/base/busy_time.h>
 
 namespace farspan {
 namespace {
@@ -50,23 +50,6 @@ struct CallbackRow {
   }
 };
 thread_local CallbackRow callback_row;
-
-// The time that a thread spends in callbacks.
-class CallbackTime {
- public:
-  explicit CallbackTime(bool outermost) : waiter_(outermost ? current_waiter() : nullptr) {
-    if (waiter_) waiter_->begin_callbacks();
-  }
-  ~CallbackTime() {
-    if (waiter_) waiter_->end_callbacks();
-  }
-  CallbackTime(const CallbackTime&) = delete;
-  CallbackTime& operator=(const CallbackTime&) = delete;
-
- private:
-  Waiter* const waiter_;
-  const Unfinished::Lent lent_;
-};
 
 class CondVarSleeper final : public Sleeper {
  public:
@@ -161,7 +144,7 @@ void FutureCore::announce() {
     for (auto& callback : callbacks) row.waiting.push_back({std::move(callback), true});
     return;
   }
-  const CallbackTime time(row.depth == 0);
+  const BusyTime time(row.depth == 0);
   // The others go to the head of the row, where the first one finds them if it is about to block.
   const size_t before = row.waiting.size();
   for (size_t last = callbacks.size() - 1; last > 0; --last) {

@@ -111,12 +111,13 @@ void Reactor::add(const std::shared_ptr<Source>& source) {
     source->key_ = next_key_++;
     sources_.emplace(source->key_, source);
   }
-  source->armed_ = true;
   if (source->write_descriptor() >= 0) {
     watch(epoll_.get(), EPOLL_CTL_ADD, source->write_descriptor(), EPOLLONESHOT,
           source->key_ | kWriteBit);
   }
-  watch(epoll_.get(), EPOLL_CTL_ADD, source->descriptor(), EPOLLIN | EPOLLONESHOT, source->key_);
+  Role first;  // whose release arms it
+  first.take(*this, *source, false);
+  watch(epoll_.get(), EPOLL_CTL_ADD, source->descriptor(), EPOLLONESHOT, source->key_);
 }
 
 void Reactor::remove(Source& source) noexcept {
@@ -135,6 +136,7 @@ void Reactor::remove(Source& source) noexcept {
 
 void Reactor::flush_when_writable(Source& source) noexcept {
   if (source.removed_.load(std::memory_order_acquire)) return;
+  source.expect_room();  // when there is some, this fires at once
   watch(epoll_.get(), EPOLL_CTL_MOD, source.write_descriptor(), EPOLLOUT | EPOLLONESHOT,
         source.key_ | kWriteBit);
 }
@@ -184,15 +186,16 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
   Role role;
   if (!permit || !role.take(*this, *hot, false)) return false;
   role.may_lease(tasks_are_short());
-  const TimePoint end = Clock::now() + budget;
-  for (int look = 1; !stopping_.load(std::memory_order_relaxed); ++look) {
+  const auto passed = [&] { return hot->passed_bytes(); };
+  SpinTime time(budget, TimePoint::max(), passed());
+  while (!stopping_.load(std::memory_order_relaxed)) {
     if (hot->pump(role)) {
       hot->spin().hit();
       spin_hits_.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
     if (queued_.load(std::memory_order_relaxed) > 0) return true;
-    if (look % 8 == 0 && Clock::now() >= end) break;
+    if (time.is_over(passed)) break;
   }
   role.may_lease(false);
   hot->spin().miss();

@@ -57,6 +57,8 @@ class Reactor {
 
   // Queues a task. From within pump() on a reactor's thread, that thread runs it itself, soon.
   void run(std::unique_ptr<Task> task);
+  // The same, for a thread that is busy itself: wakes another one if there is one that sleeps.
+  void run_elsewhere(std::unique_ptr<Task> task);
 
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none.
   //   returns  false when the deadline passed first
@@ -84,6 +86,7 @@ class Reactor {
   // The life of a thread: reactor.cc.
   void loop(const std::shared_ptr<Thread>& self);
   bool run_one_task();
+  void queue(std::unique_ptr<Task> task, bool mine);
   bool spin(const std::shared_ptr<Source>& hot);
   bool sleep(std::shared_ptr<Source>& hot);
   void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);

@@ -155,7 +155,13 @@ void Reactor::share_queue_locked() {
 
 void Reactor::run(std::unique_ptr<Task> task) {
   const ThreadState& self = thread_state();
-  const bool mine = self.reactor == this && self.station == Station::kLooping;
+  queue(std::move(task), self.reactor == this && self.station == Station::kLooping);
+}
+
+void Reactor::run_elsewhere(std::unique_ptr<Task> task) { queue(std::move(task), false); }
+
+// `mine`: the calling thread will soon look at the queue.
+void Reactor::queue(std::unique_ptr<Task> task, bool mine) {
   bool stopped = false, at_limit = false;
   {
     MutexLock lock(mutex_);
@@ -167,7 +173,7 @@ void Reactor::run(std::unique_ptr<Task> task) {
       note_change_locked();
       if (!mine) {
         share_queue_locked();
-      } else if (self.in_callbacks > 0) {
+      } else if (thread_state().in_callbacks > 0) {
         timers_.nudge(Clock::now() + kRescueAfter);
       }
     }

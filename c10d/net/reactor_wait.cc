@@ -208,8 +208,9 @@ bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Rol
   if (budget.count() == 0) return false;
   SpinPermit permit;
   if (!permit) return false;
-  const TimePoint end = std::min(Clock::now() + budget, deadline.at());
-  for (int look = 1;; ++look) {
+  const auto passed = [&] { return hint ? hint->passed_bytes() : 0; };
+  SpinTime time(budget, deadline.at(), passed());
+  for (;;) {
     if (hint) {
       hint->flush();
       if (hint->has_news()) {
@@ -230,7 +231,7 @@ bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Rol
       spin_hits_.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
-    if (look % 8 == 0 && Clock::now() >= end) break;
+    if (time.is_over(passed)) break;
   }
   if (hint) hint->spin().miss();
   spin_misses_.fetch_add(1, std::memory_order_relaxed);
@@ -267,17 +268,19 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
     pollfd fds[3] = {{slot.fd, POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLOUT, 0}};
     if (role.held()) fds[1].fd = hint->descriptor();
     if (left_to_write) fds[2].fd = hint->write_descriptor();
+    const bool has_input = role.held() && !hint->expect_input();
+    const bool at_once = has_input || (left_to_write && !hint->expect_room());
     timespec left{};
-    if (!deadline.is_never()) {
+    if (!at_once && !deadline.is_never()) {
       const auto ns = std::chrono::ceil<std::chrono::nanoseconds>(deadline.remaining()).count();
       left.tv_sec = ns / 1'000'000'000;
       left.tv_nsec = ns % 1'000'000'000;
     }
-    ppoll(fds, 3, deadline.is_never() ? nullptr : &left, nullptr);
+    ppoll(fds, 3, deadline.is_never() && !at_once ? nullptr : &left, nullptr);
     future.remove_sleeper(slot);
     if (follows) hint->unfollow(slot);
     if (fds[0].revents) slot.clear();
-    if (fds[1].revents) hint->pump(role);
+    if (fds[1].revents || has_input) hint->pump(role);
     if (deadline.expired()) break;
   }
   return future.ready();

@@ -28,6 +28,9 @@ void Reactor::arm(Source& source) noexcept {
   source.armed_ = true;
   if (source.removed_.load(std::memory_order_acquire)) return;
   rearm(epoll_.get(), source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
+  if (source.expect_input()) return;
+  // Something has come that nobody signals: there is always room to write a signal, so this fires.
+  rearm(epoll_.get(), source.descriptor(), EPOLLIN | EPOLLOUT | EPOLLONESHOT, source.key_);
 }
 
 void Reactor::disarm(Source& source) noexcept {

@@ -30,6 +30,8 @@ class SharedMemory {
   std::byte* data() const noexcept { return bytes_.data(); }
   size_t size() const noexcept { return bytes_.size(); }
   int descriptor() const noexcept { return descriptor_.get(); }
+  // Once everybody has it who should; what is mapped stays so.
+  void close_descriptor() noexcept { descriptor_.reset(); }
 
  private:
   SharedMemory(OwnedDescriptor descriptor, size_t bytes);

@@ -73,6 +73,14 @@ class Source : public std::enable_shared_from_this<Source> {
   // writing are armed independently. -1: never waits.
   virtual int write_descriptor() const noexcept { return -1; }
 
+  // Bytes that have passed in either direction: while they do, it pays to poll on.
+  virtual uint64_t passed_bytes() const noexcept { return 0; }
+
+  // Before a thread sleeps on descriptor() or write_descriptor(): false when there is something to
+  // read, or room, by now. A source whose other end looks before it signals learns of the sleeper.
+  virtual bool expect_input() noexcept { return true; }
+  virtual bool expect_room() noexcept { return true; }
+
   // Reactor::remove() was called: there is nothing to wait for any more.
   bool removed() const noexcept { return removed_.load(std::memory_order_acquire); }
 

@@ -8,6 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <utility>
+
+#include <farspan/c10d/base/time.h>
 
 namespace farspan::net {
 
@@ -63,6 +66,33 @@ class SpinPermit {
     return std::max(1, cores - 1);
   }
   bool granted_;
+};
+
+// How long one goes on looking: until nothing has passed for as long as the budget says, and not
+// beyond the deadline.
+class SpinTime {
+ public:
+  SpinTime(Clock::duration budget, TimePoint latest, uint64_t passed) noexcept
+      : budget_(budget), latest_(latest), end_(Clock::now() + budget), passed_(passed) {}
+  // After each look; `passed()` are the bytes that have passed so far.
+  template <class Passed>
+  bool is_over(const Passed& passed) noexcept {
+    if (++looks_ % 8 != 0) return false;
+    const TimePoint now = Clock::now();
+    if (now >= latest_) return true;
+    if (now < end_) return false;
+    const uint64_t before = std::exchange(passed_, passed());
+    if (passed_ == before) return true;
+    end_ = now + budget_;
+    return false;
+  }
+
+ private:
+  const Clock::duration budget_;
+  const TimePoint latest_;
+  TimePoint end_;
+  uint64_t passed_;
+  uint32_t looks_ = 0;
 };
 
 inline void cpu_relax() noexcept {

@@ -6,6 +6,9 @@
 
 #include <sys/types.h>
 
+#include <array>
+#include <cstddef>
+#include <span>
 #include <string>
 
 #include <farspan/c10d/net/owned_descriptor.h>
@@ -28,6 +31,19 @@ NamedSocket bind_unix_socket();
 //   ECONNREFUSED,
 //            when there is none
 int connect_unix(int socket, const std::string& name) noexcept;
+
+// Passes descriptors to the other process beside a message that is small, and not empty: all of it,
+// or nothing. Never blocks, nor raises a signal.
+bool send_with_descriptors(int socket, std::span<const std::byte> message,
+                           std::span<const int> descriptors) noexcept;
+
+// What came beside a message; the last ones are empty where fewer came.
+using PassedDescriptors = std::array<OwnedDescriptor, 4>;
+// Never blocks.
+//   descriptors  set when some came, else left as they are
+//   returns      bytes read; 0: the end; -1 and errno
+ssize_t receive_with_descriptors(int socket, std::span<std::byte> place,
+                                 PassedDescriptors& descriptors) noexcept;
 
 // The other end's, when it was connected, or began to listen.
 bool is_same_user(int socket) noexcept;

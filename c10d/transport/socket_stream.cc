@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <farspan/c10d/net/descriptor.h>
+#include <farspan/c10d/net/unix_socket.h>
 
 namespace farspan::transport {
 namespace {
@@ -44,6 +45,7 @@ SocketStream::SocketStream(int fd, std::string description)
   getsockopt(fd_, SOL_SOCKET, SO_DOMAIN, &family, &size);
   if (family == AF_UNIX) {  // TCP tunes its own
     setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+    peer_process_ = net::peer_process(fd_);
   }
 }
 

@@ -22,11 +22,13 @@ class SocketStream final : public Stream {
   int read_descriptor() const noexcept override { return fd_; }
   int write_descriptor() const noexcept override { return write_fd_; }
   void shut() noexcept override;
+  pid_t peer_process() const noexcept override { return peer_process_; }
   std::string describe() const override { return description_; }
 
  private:
   const int fd_;
   const int write_fd_;  // a duplicate: epoll arms the two directions independently
+  pid_t peer_process_ = 0;
   const std::string description_;
 };
 

@@ -4,6 +4,7 @@
 // bytes, in order, both ways. Buffers in, bytes out: nothing here knows tensors or frames.
 #pragma once
 
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <functional>
@@ -36,14 +37,25 @@ class Stream {
   virtual IoResult read(const iovec* places, int count) noexcept = 0;
   virtual IoResult write(const iovec* pieces, int count) noexcept = 0;
 
-  // Becomes readable when read() has something, or will say that the stream has ended.
+  // Becomes readable when read() has something, or will say that the stream has ended: from
+  // expect_input() on, until the next read().
   virtual int read_descriptor() const noexcept = 0;
-  // Becomes writable when write() has room; another descriptor than the one above.
+  // Becomes writable when write() has room, from expect_room() on; another descriptor than the one
+  // above. The end of the stream may be told by that one alone.
   virtual int write_descriptor() const noexcept = 0;
+
+  // To be called before one waits for a descriptor: the other end need not tell who does not wait.
+  // False when there is something to read (room to write) by now, or the end. Any thread.
+  virtual bool expect_input() noexcept { return true; }
+  virtual bool expect_room() noexcept { return true; }
 
   // Ends both directions: what was written before can still be read at the other end, and then both
   // see kClosed. Any thread.
   virtual void shut() noexcept = 0;
+
+  // The process at the other end, where it is one of this host whose memory may be read; 0:
+  // unknown.
+  virtual pid_t peer_process() const noexcept { return 0; }
 
   // "unix @farspan-12-ab34", for messages.
   virtual std::string describe() const = 0;

@@ -10,6 +10,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/transport/loopback/loopback_transport.h>
+#include <farspan/c10d/transport/shm/shm_transport.h>
 #include <farspan/c10d/transport/tcp/tcp_transport.h>
 #include <farspan/c10d/transport/unix/unix_transport.h>
 
@@ -156,16 +157,18 @@ Agent::~Agent() { stop(); }
 
 void Agent::make_transports() {
   std::vector<std::string> names = options_.transports;
-  if (names.empty()) names = {"unix", "tcp"};
+  if (names.empty()) names = {"shm", "unix", "tcp"};
   for (const std::string& name : names) {
-    if (name == "unix") {
+    if (name == "shm") {
+      transports_.push_back(transport::make_shm_transport(loop_, reactor_));
+    } else if (name == "unix") {
       transports_.push_back(transport::make_unix_transport(loop_, reactor_));
     } else if (name == "tcp") {
       transports_.push_back(transport::make_tcp_transport(loop_, reactor_));
     } else if (name != "loopback") {
       throw Error(Code::kInvalidArgument, "no transport is called '" + name + "'")
           .operation("init_rpc")
-          .advice("use unix, tcp or loopback");
+          .advice("use shm, unix, tcp or loopback");
     }
   }
   transports_.push_back(transport::make_loopback_transport());  // to itself, at least

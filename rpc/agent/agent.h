@@ -22,10 +22,12 @@ namespace farspan::agent {
 
 struct AgentOptions {
   WorkerInfo self;
-  std::string generation;               // of the job: workers of another one are refused
-  std::vector<std::string> transports;  // to listen on and to prefer, in order; empty: unix, tcp
+  std::string generation;  // of the job: workers of another one are refused
+  std::vector<std::string>
+      transports;  // to listen on and to prefer, in order; empty: shm, unix, tcp
   std::string bind_host = "127.0.0.1";  // for TCP
   Millis connect_timeout{10'000};       // with the handshake
+  bool cross_memory_attach = true;      // within a host, where the system lets it
   net::ReactorOptions reactor;
   wire::FrameLimits frame_limits;
   ConnectionLimits connection_limits;
@@ -110,6 +112,7 @@ class Agent final : public Messenger, private ConnectionOwner {
              std::unique_ptr<transport::Stream> stream);
   void accept(std::unique_ptr<transport::Stream> stream);
   std::optional<Error> admit(const wire::Hello& peer);
+  bool attaches(const wire::Hello& peer) const noexcept;
   void adopt(Greeting::Outcome outcome, int welcomed);
   void finish_adoption(int rank, const std::shared_ptr<Connection>& line);
   void dial_again(int rank, const std::shared_ptr<Connection>& line);

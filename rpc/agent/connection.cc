@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
@@ -19,6 +20,8 @@ constexpr uint64_t kCallOverhead = 512;
 // Calls up to this part of the limit need not wait behind others as long as there is room: what
 // those wait for may depend on them, and they do not keep them waiting for long.
 constexpr uint64_t kSmall = 1024;
+// At the end, for who still reads what was offered.
+constexpr Millis kLookForReaders{1};
 // Reads in one turn, so that one busy peer does not keep the others waiting.
 constexpr int kReadsPerTurn = 16;
 
@@ -34,6 +37,10 @@ Error lost(const transport::IoResult& result) {
 bool is_counted(const wire::FrameHeader& header) noexcept {
   return !(header.flags & wire::kReply) && header.kind >= wire::Kind::kCall &&
          header.kind != wire::Kind::kShutdown;
+}
+
+bool is_about_offers(wire::Kind kind) noexcept {
+  return kind == wire::Kind::kTaken || kind == wire::Kind::kAsk || kind == wire::Kind::kBytes;
 }
 
 }  // namespace
@@ -72,13 +79,16 @@ Connection::~Connection() = default;
 
 void Connection::open(std::unique_ptr<transport::Stream> stream,
                       std::unique_ptr<wire::FrameReader> reader, std::vector<wire::InFrame> frames,
-                      std::vector<Buffer> unsent, std::vector<wire::FunctionRecord> functions) {
+                      std::vector<Buffer> unsent, std::vector<wire::FunctionRecord> functions,
+                      bool attach) {
   {
     MutexLock lock(mutex_);
     if (closing_) return;  // close() came first; the stream ends here
     stream_ = std::move(stream);
     reader_ = std::move(reader);
     functions_ = std::move(functions);
+    readable_process_ = attach ? stream_->peer_process() : 0;
+    may_offer_.store(readable_process_ != 0);
   }
   outbox_.open(*stream_, std::move(unsent));
   deliveries_.fetch_add(1);
@@ -118,9 +128,11 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
                                   " MiB to it are under way, and no room for this one in time")
             .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes"));
   }
-  const uint64_t id = pending_.add(handler, deadline, bytes);
+  const uint64_t offered = offer(frame);
+  const uint64_t id = pending_.add(handler, deadline, bytes, offered);
   if (waits) make_room();  // for the next one, now that this one counts
   if (id == 0) {
+    offers_.withdraw(offered);
     return handler->on_error(why_closed());
   }
   frame.header.request_id = id;
@@ -139,6 +151,7 @@ void Connection::send(wire::OutFrame& frame) {
   const auto too_large = wire::excess(frame, wire::FrameLimits());
   if (too_large) return send_instead(frame, *too_large);
   if (is_counted(frame.header)) requests_sent_.fetch_add(1, std::memory_order_relaxed);
+  offer(frame);
   after_send(outbox_.send(frame), false);
 }
 
@@ -176,8 +189,12 @@ bool Connection::flush() noexcept {
 
 void Connection::drain(Deadline deadline) {
   while (flush() && !deadline.expired()) {
+    if (!stream_->expect_room()) continue;
     pollfd room{stream_->write_descriptor(), POLLOUT, 0};
     poll(&room, 1, deadline.poll_ms());
+  }
+  while (offers_.count() > 0 && is_open() && !deadline.expired()) {
+    std::this_thread::sleep_for(kLookForReaders);
   }
 }
 
@@ -194,7 +211,7 @@ void Connection::close_broken() {
 // another one does not wait for answers: the other one's may be among them, or wait in a circle for
 // a line where the same happens. It does wait for what has not left, since every peer reads.
 bool Connection::has_room(uint64_t bytes, bool nested) const noexcept {
-  const uint64_t left = outbox_.left_bytes();
+  const uint64_t left = outbox_.left_bytes() + offers_.bytes();
   const uint64_t used = nested ? left : std::max(left, pending_.bytes());
   return used <= limits_.max_in_flight_bytes / 2 || used + bytes <= limits_.max_in_flight_bytes;
 }
@@ -252,7 +269,8 @@ void Connection::make_room() {
 
 void Connection::finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error) {
   if (!taken.handler) return;
-  make_room();  // not behind the handler
+  if (taken.offer != 0) offers_.withdraw(taken.offer);  // nobody keeps it any more
+  make_room();                                          // not behind the handler
   if (reply) {
     taken.handler->on_reply(std::move(*reply));
   } else {
@@ -317,7 +335,9 @@ void Connection::close_ended() {
 }
 
 void Connection::deliver(wire::InFrame&& frame) {
+  if (frame.offer.id != 0) return pull(std::move(frame));
   if (!frame.is_reply()) {
+    if (is_about_offers(frame.header.kind)) return on_offer(std::move(frame));
     if (is_counted(frame.header)) requests_received_.fetch_add(1, std::memory_order_relaxed);
     return owner_.on_request(self(), std::move(frame));
   }
@@ -331,6 +351,7 @@ void Connection::deliver(wire::InFrame&& frame) {
 
 void Connection::close(const Error& why) {
   std::deque<Waiting> waiting;
+  std::unordered_map<uint64_t, wire::InFrame> asked;
   bool was_open = false;
   {
     MutexLock lock(mutex_);
@@ -339,12 +360,14 @@ void Connection::close(const Error& why) {
     was_open = state_.exchange(State::kClosed) == State::kOpen;
     waiting.swap(waiting_for_room_);
     waiting_calls_.store(0);
+    asked.swap(asked_);
   }
   if (was_open) {
     reactor_.remove(*this);
     stream_->shut();
   }
   outbox_.close();
+  offers_.close();
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
   end_calls(pending_.close(), why, [self = self(), why] { self->owner_.on_closed(self, why); });

@@ -10,12 +10,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/agent/heartbeat.h>
+#include <farspan/rpc/agent/offers.h>
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
 #include <farspan/rpc/wire/frame_reader.h>
@@ -40,6 +42,8 @@ class ConnectionOwner {
 struct ConnectionLimits {
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests, see wait_for_room()
   Millis silence_timeout{30'000};                      // of a peer, see Heartbeat
+  // Segments from this size on are read out of the sender's memory, where that is possible.
+  uint64_t offer_bytes = uint64_t{64} << 10;
 };
 
 // Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.
@@ -51,10 +55,10 @@ class Connection final : public net::Source, public ReplyRoute {
 
   // The handshake is over: from now on frames flow. `reader` may hold the beginning of a frame,
   // `frames` are those that came together with the end of the handshake, `unsent` is what is still
-  // to be sent of it.
+  // to be sent of it. `attach`: both sides read each other's memory, if the system lets them.
   void open(std::unique_ptr<transport::Stream> stream, std::unique_ptr<wire::FrameReader> reader,
             std::vector<wire::InFrame> frames, std::vector<Buffer> unsent,
-            std::vector<wire::FunctionRecord> functions);
+            std::vector<wire::FunctionRecord> functions, bool attach);
 
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
@@ -113,6 +117,9 @@ class Connection final : public net::Source, public ReplyRoute {
   int write_descriptor() const noexcept override {
     return stream_ ? stream_->write_descriptor() : -1;
   }
+  uint64_t passed_bytes() const noexcept override { return received_bytes() + sent_bytes(); }
+  bool expect_input() noexcept override { return stream_->expect_input(); }
+  bool expect_room() noexcept override { return !stream_ || stream_->expect_room(); }
   bool pump(net::Role& role) noexcept override;
   bool flush() noexcept override;
 
@@ -140,6 +147,12 @@ class Connection final : public net::Source, public ReplyRoute {
   void end_reading(const Error& why);
   bool ends_last() noexcept;
   void close_ended();
+  void pull(wire::InFrame&& frame);
+  void on_pulled(wire::InFrame frame, int error);
+  void on_offer(wire::InFrame&& frame);
+  void on_bytes(wire::InFrame&& frame);
+  uint64_t offer(wire::OutFrame& frame);
+  void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error);
   void send_instead(const wire::OutFrame& frame, const Error& why);
   Heartbeat::Traffic traffic() const noexcept;
   bool is_waited_for() const noexcept;
@@ -170,14 +183,21 @@ class Connection final : public net::Source, public ReplyRoute {
   Promise<void> opened_;
   PendingCalls pending_;
   Outbox outbox_;
+  Offers offers_;
+  std::atomic<bool> may_offer_{false};  // as far as is known
+  std::atomic<bool> has_failed_to_read_{false};
+  std::atomic<uint64_t> pulled_{0};  // bytes, out of the peer's memory
 
   // Set by open(), constant after it; the reader belongs to the holder of the role.
+  pid_t readable_process_ = 0;
   std::unique_ptr<transport::Stream> stream_;
   std::unique_ptr<wire::FrameReader> reader_;
 
   mutable Mutex mutex_;
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
+  // Frames whose offered segments could not be read, and were asked for, by the offer.
+  std::unordered_map<uint64_t, wire::InFrame> asked_ FARSPAN_GUARDED_BY(mutex_);
   Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);

@@ -28,6 +28,7 @@ wire::Hello Agent::hello() const {
   hello.pid = getpid();
   hello.host = net::host_name();
   hello.functions = options_.functions;
+  if (options_.cross_memory_attach) hello.features |= wire::kReadsOffers;
   return hello;
 }
 
@@ -106,13 +107,18 @@ void Agent::try_endpoints(int rank, const std::shared_ptr<Connection>& line, siz
   line->close(last);
 }
 
+bool Agent::attaches(const wire::Hello& peer) const noexcept {
+  return options_.cross_memory_attach && (peer.features & wire::kReadsOffers);
+}
+
 void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
                   std::unique_ptr<transport::Stream> stream) {
   if (line->is_closed() || line->is_open() || stopping_) return;
   auto on_end = [this, rank, line, next](Greeting::Outcome outcome) {
     if (!outcome.failure) {
+      const bool attach = attaches(*outcome.peer);
       line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
-                 std::move(outcome.unsent), std::move(outcome.peer->functions));
+                 std::move(outcome.unsent), std::move(outcome.peer->functions), attach);
       MutexLock lock(mutex_);
       Peer& peer = peers_[static_cast<size_t>(rank)];
       if (peer.line == line) peer.dialing = false;  // not before the line is open: admit()
@@ -212,8 +218,9 @@ void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
   }
   if (to_be_dialled) return dial(welcomed, line);
   if (outcome.failure) return;
+  const bool attach = attaches(*outcome.peer);
   line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
-             std::move(outcome.unsent), std::move(outcome.peer->functions));
+             std::move(outcome.unsent), std::move(outcome.peer->functions), attach);
   finish_adoption(welcomed, line);
 }
 

@@ -45,6 +45,16 @@ void Greeting::abort() {
   if (stream_) stream_->shut();
 }
 
+bool Greeting::expect_input() noexcept {
+  MutexLock lock(mutex_);
+  return !stream_ || stream_->expect_input();
+}
+
+bool Greeting::expect_room() noexcept {
+  MutexLock lock(mutex_);
+  return !stream_ || stream_->expect_room();
+}
+
 bool Greeting::pump(net::Role& role) noexcept {
   if (!stream_) return false;
   std::vector<wire::InFrame> frames;

@@ -46,6 +46,8 @@ class Greeting final : public net::Source {
 
   int descriptor() const noexcept override { return descriptor_; }
   int write_descriptor() const noexcept override { return write_descriptor_; }
+  bool expect_input() noexcept override;
+  bool expect_room() noexcept override;
   bool pump(net::Role& role) noexcept override;
   bool flush() noexcept override { return outbox_.flush() == Outbox::State::kLeft; }
 

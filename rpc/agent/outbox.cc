@@ -19,7 +19,7 @@ void fill_lengths(wire::OutFrame& frame) noexcept {
   frame.header.segment_count = static_cast<uint32_t>(frame.segments.size());
   frame.header.payload_bytes = 0;
   for (const Buffer& segment : frame.segments) {
-    frame.header.payload_bytes += wire::padded(segment.size());
+    if (!frame.is_offered(segment)) frame.header.payload_bytes += wire::padded(segment.size());
   }
 }
 
@@ -36,10 +36,16 @@ std::byte* put_padded(std::byte* to, const void* bytes, size_t size) noexcept {
 // Header, segment table and meta, written to `to`.
 std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
   to = put(to, &frame.header, sizeof frame.header);
+  const bool offers = frame.header.flags & wire::kOffered;
   for (const Buffer& segment : frame.segments) {
     const uint64_t length = segment.size();
     to = put(to, &length, sizeof length);
+    if (!offers) continue;
+    const uint64_t address =
+        frame.is_offered(segment) ? reinterpret_cast<uintptr_t>(segment.data()) : 0;
+    to = put(to, &address, sizeof address);
   }
+  if (offers) to = put(to, &frame.offer, sizeof frame.offer);
   return put_padded(to, frame.meta.data(), frame.meta.size());
 }
 
@@ -74,15 +80,16 @@ std::vector<Buffer> Outbox::take() {
 
 Outbox::State Outbox::send(wire::OutFrame& frame) {
   fill_lengths(frame);
-  const uint64_t bytes = frame.bytes();
+  const uint64_t bytes = frame.wire_bytes();
   return bytes <= kGather ? send_small(frame, bytes) : send_pieces(frame);
 }
 
 Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
   alignas(8) std::array<std::byte, kGather> gathered;
   std::byte* end = put_head(gathered.data(), frame);
-  for (const Buffer& segment : frame.segments)
-    end = put_padded(end, segment.data(), segment.size());
+  for (const Buffer& segment : frame.segments) {
+    if (!frame.is_offered(segment)) end = put_padded(end, segment.data(), segment.size());
+  }
   MutexLock lock(mutex_);
   if (closed_) return State::kBroken;
   int64_t moved = 0;
@@ -97,11 +104,11 @@ Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
 }
 
 Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
-  const Buffer head =
-      Buffer::allocate(sizeof frame.header + 8 * frame.segments.size() + frame.header.meta_bytes);
+  const Buffer head = Buffer::allocate(frame.head_bytes());
   put_head(head.data(), frame);
   std::vector<Buffer> pieces{head};
   for (const Buffer& segment : frame.segments) {
+    if (frame.is_offered(segment)) continue;
     if (!segment.empty()) pieces.push_back(segment);
     const size_t padding = wire::padded(segment.size()) - segment.size();
     if (padding > 0) pieces.push_back(Buffer::borrowed(kPadding, padding));

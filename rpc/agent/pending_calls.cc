@@ -5,8 +5,8 @@
 
 namespace farspan::agent {
 
-uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadline,
-                           uint64_t bytes) {
+uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes,
+                           uint64_t offer) {
   MutexLock lock(mutex_);
   if (closed_) return 0;
   if (free_.empty()) {
@@ -19,6 +19,7 @@ uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadl
   call.handler = std::move(handler);
   call.deadline = deadline;
   call.bytes = bytes;
+  call.offer = offer;
   if (deadline.is_never()) endless_.fetch_add(1);
   count_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -27,7 +28,7 @@ uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadl
 
 PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
   Call& call = slots_[slot];
-  Taken taken{std::move(call.handler), call.bytes};
+  Taken taken{std::move(call.handler), call.bytes, call.offer};
   call.handler = nullptr;
   if (call.deadline.is_never()) endless_.fetch_sub(1);
   if (++call.turn == 0) call.turn = 1;

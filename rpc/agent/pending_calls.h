@@ -21,10 +21,12 @@ class PendingCalls {
   struct Taken {
     std::shared_ptr<ReplyHandler> handler;  // null: no such call; it was answered or expired
     uint64_t bytes = 0;                     // what the call counted for
+    uint64_t offer = 0;                     // of its arguments; 0: none
   };
 
   // Returns the id under which the answer will come; 0 when close() was called.
-  uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes);
+  uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes,
+               uint64_t offer = 0);
   Taken take(uint64_t id);
 
   // True when no timer is set as early as `deadline`: set one.
@@ -45,7 +47,7 @@ class PendingCalls {
   struct Call {
     std::shared_ptr<ReplyHandler> handler;
     Deadline deadline;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, offer = 0;
     uint32_t turn = 1;  // tells the uses of one slot apart
   };
   Taken take_locked(size_t slot) FARSPAN_REQUIRES(mutex_);

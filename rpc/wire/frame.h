@@ -24,10 +24,14 @@ inline constexpr uint32_t kMagic = 0x4e505346;  // "FSPN"
 inline constexpr uint8_t kVersion = 1;
 
 enum Flag : uint16_t {
-  kReply = 1 << 0,   // answers the request with the same id
-  kFailed = 1 << 1,  // with kReply: the meta is an error
-  kOneWay = 1 << 2,  // no reply is expected
+  kReply = 1 << 0,    // answers the request with the same id
+  kFailed = 1 << 1,   // with kReply: the meta is an error
+  kOneWay = 1 << 2,   // no reply is expected
+  kOffered = 1 << 3,  // some segments stay with the sender, to be read out of its memory
 };
+
+// Features of Hello.
+inline constexpr uint64_t kReadsOffers = 1 << 0;  // frames with kOffered may be sent to it
 
 // Bytes [0, 48) of a frame.
 struct FrameHeader {
@@ -44,6 +48,18 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 48 && std::is_trivially_copyable_v<FrameHeader>);
 
+// Where the segments of a frame can be read that do not travel with it. It lies behind the segment
+// table, whose entries then are of two numbers: the length, and the address in the sender's memory,
+// or 0 for a segment that does travel.
+struct Offer {
+  uint64_t id = 0;  // of the sender's; 0: none
+  // Where `mark` is to be read after the segments: it stands there as long as they are what they
+  // were.
+  uint64_t mark_address = 0;
+  uint64_t mark = 0;
+};
+static_assert(sizeof(Offer) == 24);
+
 constexpr uint64_t padded(uint64_t bytes) noexcept { return (bytes + 7) & ~uint64_t{7}; }
 
 // A frame to be sent. Meta and segments without an owner are borrowed until send() returns; those
@@ -52,19 +68,40 @@ struct OutFrame {
   FrameHeader header;  // the lengths are filled in by the sender
   std::span<const std::byte> meta;
   std::vector<Buffer> segments;
+  Offer offer;                         // with kOffered
+  uint64_t offered_from = UINT64_MAX;  // segments that have an owner and are so large are offered
 
+  bool is_offered(const Buffer& segment) const noexcept {
+    return segment.size() >= offered_from && segment.owner() != nullptr;
+  }
+  uint64_t head_bytes() const noexcept {
+    const bool offers = header.flags & kOffered;
+    return sizeof(FrameHeader) +
+           (offers ? 16 * segments.size() + sizeof(Offer) : 8 * segments.size()) +
+           padded(meta.size());
+  }
+  // Of what travels, and with what is offered.
+  uint64_t wire_bytes() const noexcept {
+    uint64_t total = head_bytes();
+    for (const Buffer& segment : segments)
+      total += is_offered(segment) ? 0 : padded(segment.size());
+    return total;
+  }
   uint64_t bytes() const noexcept {
-    uint64_t total = sizeof(FrameHeader) + 8 * segments.size() + padded(meta.size());
+    uint64_t total = head_bytes();
     for (const Buffer& segment : segments) total += padded(segment.size());
     return total;
   }
 };
 
-// A frame that was received: all its bytes are here, and lengths have been checked against limits.
+// A frame that was received: all its bytes are here but those that are offered, and lengths have
+// been checked against limits.
 struct InFrame {
   FrameHeader header;
   Buffer meta;                   // 8-byte aligned
   std::vector<Buffer> segments;  // large ones from the receive pool, 64-byte aligned
+  Offer offer;
+  std::vector<uint64_t> offered;  // with kOffered: the address of each segment; 0: it is here
 
   bool is_reply() const noexcept { return header.flags & kReply; }
   bool failed() const noexcept { return header.flags & kFailed; }

@@ -45,6 +45,22 @@ void check(const FrameHeader& header, const FrameLimits& limits) {
 
 }  // namespace
 
+struct FrameReader::Table {
+  const std::byte* bytes;
+  uint32_t count;
+  bool offers;
+
+  size_t entry_bytes() const noexcept { return offers ? 16 : 8; }
+  size_t size() const noexcept { return entry_bytes() * count; }
+  uint64_t number(size_t at) const noexcept {
+    uint64_t value;
+    std::memcpy(&value, bytes + at, sizeof value);
+    return value;
+  }
+  uint64_t length(uint32_t i) const noexcept { return number(entry_bytes() * i); }
+  uint64_t address(uint32_t i) const noexcept { return offers ? number(entry_bytes() * i + 8) : 0; }
+};
+
 FrameReader::FrameReader(FrameLimits limits, Allocate allocate)
     : FrameReader(limits, limits, std::move(allocate)) {}
 
@@ -94,56 +110,65 @@ bool FrameReader::parse_head() {
   std::memcpy(&frame_.header, slab_.data() + begin_, sizeof(FrameHeader));
   const FrameHeader& header = frame_.header;
   check(header, limits_);
-  const size_t table_bytes = 8 * size_t{header.segment_count};
-  const size_t head_bytes = sizeof(FrameHeader) + table_bytes + header.meta_bytes;
+  const bool offers = header.flags & kOffered;
+  Table table{nullptr, header.segment_count, offers};
+  const size_t offer_bytes = offers ? sizeof(Offer) : 0;
+  const size_t head_bytes = sizeof(FrameHeader) + table.size() + offer_bytes + header.meta_bytes;
   if (slab_left() < head_bytes) {
     make_room(head_bytes);
     return false;
   }
-  const std::byte* table = slab_.data() + begin_ + sizeof(FrameHeader);
-  const size_t inline_bytes = check_segments({table, table_bytes});
+  table.bytes = slab_.data() + begin_ + sizeof(FrameHeader);
+  const std::byte* const behind = table.bytes + table.size();
+  const size_t inline_bytes = check_segments(table);
   const Buffer block = Buffer::allocate(header.meta_bytes + inline_bytes);
+  if (offers) std::memcpy(&frame_.offer, behind, offer_bytes);
+  if (offers && frame_.offer.id == 0) throw corrupt("an offer without an id");
   if (header.meta_bytes > 0) {
-    std::memcpy(block.data(), table + table_bytes, header.meta_bytes);
+    std::memcpy(block.data(), behind + offer_bytes, header.meta_bytes);
   }
   frame_.meta = block.slice(0, header.meta_bytes);
   const Buffer inline_space = block.slice(header.meta_bytes, inline_bytes);
-  plan_segments({table, table_bytes}, inline_space);
+  plan_segments(table, inline_space);
   begin_ += head_bytes;
   in_frame_ = true;
   return true;
 }
 
-// The segments must be exactly the payload. Returns how much of it shares the frame's block.
-size_t FrameReader::check_segments(std::span<const std::byte> table) const {
-  uint64_t left = frame_.header.payload_bytes;
+// The segments that travel must be exactly the payload; those that are offered are limited alike.
+// Returns how much shares the frame's block.
+size_t FrameReader::check_segments(const Table& table) const {
+  uint64_t left = frame_.header.payload_bytes, offer_left = limits_.max_payload_bytes;
   size_t inline_bytes = 0;
-  for (size_t at = 0; at < table.size(); at += 8) {
-    uint64_t length;
-    std::memcpy(&length, table.data() + at, 8);
-    if (length > left || padded(length) > left) throw corrupt("segments exceed the payload");
-    left -= padded(length);
+  for (uint32_t i = 0; i < table.count; ++i) {
+    const uint64_t length = table.length(i);
+    uint64_t& room = table.address(i) != 0 ? offer_left : left;
+    if (length > room || padded(length) > room) {
+      throw corrupt(table.address(i) != 0 ? "the offered segments exceed the limit"
+                                          : "segments exceed the payload");
+    }
+    room -= padded(length);
     if (length <= kInlineSegment) inline_bytes += padded(length);
   }
   if (left != 0) throw corrupt("the payload exceeds its segments");
   return inline_bytes;
 }
 
-void FrameReader::plan_segments(std::span<const std::byte> table, const Buffer& inline_space) {
+void FrameReader::plan_segments(const Table& table, const Buffer& inline_space) {
   fills_.clear();
   next_fill_ = 0;
-  const uint32_t count = frame_.header.segment_count;
   size_t used = 0;
-  frame_.segments.reserve(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    uint64_t length;
-    std::memcpy(&length, table.data() + 8 * i, 8);
+  frame_.segments.reserve(table.count);
+  for (uint32_t i = 0; i < table.count; ++i) {
+    const uint64_t length = table.length(i);
     if (length <= kInlineSegment) {
       frame_.segments.push_back(inline_space.slice(used, length));
       used += padded(length);
     } else {
       frame_.segments.push_back(allocate_(length));
     }
+    if (table.offers) frame_.offered.push_back(table.address(i));
+    if (table.address(i) != 0) continue;
     if (length > 0) fills_.push_back({frame_.segments.back().data(), length});
     if (padded(length) > length) fills_.push_back({nullptr, padded(length) - length});
   }

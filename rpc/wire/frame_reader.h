@@ -37,8 +37,10 @@ class FrameReader {
 
  private:
   bool parse_head();
-  size_t check_segments(std::span<const std::byte> table) const;
-  void plan_segments(std::span<const std::byte> table, const Buffer& inline_space);
+  // The entries of a segment table.
+  struct Table;
+  size_t check_segments(const Table& table) const;
+  void plan_segments(const Table& table, const Buffer& inline_space);
   bool fill_from_slab();
   size_t slab_left() const noexcept { return end_ - begin_; }
   void make_room(size_t bytes);

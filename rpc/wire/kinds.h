@@ -17,6 +17,9 @@ enum class Kind : uint8_t {
   kPing = 0x04,
   kPong = 0x05,
   kGoodbye = 0x06,
+  kTaken = 0x07,
+  kAsk = 0x08,
+  kBytes = 0x09,
   // 0x10 to 0x1f: calls.
   kCall = 0x10,
   kBuiltinCall = 0x11,
@@ -48,6 +51,12 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "pong";
     case Kind::kGoodbye:
       return "goodbye";
+    case Kind::kTaken:
+      return "taken";
+    case Kind::kAsk:
+      return "ask";
+    case Kind::kBytes:
+      return "bytes";
     case Kind::kCall:
       return "call";
     case Kind::kBuiltinCall:

@@ -66,7 +66,7 @@ inline constexpr std::array<TensorSize, 6> kTensorSizes{{{"4 KiB", 4UL << 10, 20
                                                          {"64 MiB", 64UL << 20, 20},
                                                          {"256 MiB", 256UL << 20, 8}}};
 
-// "tensor 4 KiB unix" in gigabytes (10^9 bytes) per second, from the median time of a call.
+// "tensor 4 KiB shm" in gigabytes (10^9 bytes) per second, from the median time of a call.
 inline void report_tensor(const TensorSize& size, const std::string& transport,
                           const std::vector<double>& microseconds) {
   report("tensor " + std::string(size.name) + " " + transport,

@@ -20,11 +20,11 @@ SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
 CASES = {
     transport: [
         f"small call p50 {transport}",
-        *(["small call p99 unix"] if transport == "unix" else []),
-        *(["calls per second 128 in flight unix"] if transport == "unix" else []),
+        *(["small call p99 shm"] if transport == "shm" else []),
+        *(["calls per second 128 in flight shm"] if transport == "shm" else []),
         *(f"tensor {size} {transport}" for size in SIZES),
     ]
-    for transport in ("unix", "tcp")
+    for transport in ("shm", "tcp")
 }
 
 
@@ -55,7 +55,7 @@ def source_of(program):
 
 def prints(source, case):
     """Whether a program has the name of a case, which is either whole there, or made of parts."""
-    name = re.sub(r" (world \d|unix|tcp)$", "", case)
+    name = re.sub(r" (world \d|shm|tcp)$", "", case)
     if f'"{name}' in source:
         return True
     *first, number, unit = name.split()
@@ -127,9 +127,9 @@ class RunTest(unittest.TestCase):
         self.assertEqual(self.bench("--rounds", "1").returncode, 0)
         rows = self.rows()
         # Less is better for microseconds, more for the others.
-        self.assertEqual(rows["small call p50 unix", "pytorch"]["ratio"], 4)
-        self.assertEqual(rows["small call p50 unix", "limit"]["ratio"], 0.5)
-        self.assertEqual(rows["calls per second 128 in flight unix", "pytorch"]["ratio"], 0.25)
+        self.assertEqual(rows["small call p50 shm", "pytorch"]["ratio"], 4)
+        self.assertEqual(rows["small call p50 shm", "limit"]["ratio"], 0.5)
+        self.assertEqual(rows["calls per second 128 in flight shm", "pytorch"]["ratio"], 0.25)
         self.assertEqual(rows["tensor 64 MiB tcp", "limit"]["ratio"], 2)
 
     def test_every_row_has_the_same_keys_and_every_case_a_row(self):
@@ -142,7 +142,7 @@ class RunTest(unittest.TestCase):
             self.assertEqual(row["area"], "rpc")
         wanted = {(case, peer) for cases in CASES.values() for case in cases
                   for peer in ("pytorch", "limit")}
-        wanted.discard(("calls per second 128 in flight unix", "limit"))  # has no limit
+        wanted.discard(("calls per second 128 in flight shm", "limit"))  # has no limit
         self.assertEqual({(row["case"], row["peer"]) for row in rows}, wanted)
 
     def test_a_figure_is_the_median_of_its_rounds(self):
@@ -152,7 +152,7 @@ class RunTest(unittest.TestCase):
             "count.write_text(str(n + 1)); figures([7, 1000, 8][n])",
         )
         self.assertEqual(self.bench("--rounds", "3").returncode, 0)
-        self.assertEqual(self.rows()["small call p50 unix", "limit"]["ours"], 8)
+        self.assertEqual(self.rows()["small call p50 shm", "limit"]["ours"], 8)
 
     def test_the_programs_take_turns(self):
         for name in ("rpc_bench", "pytorch_rpc", "limits"):
@@ -160,7 +160,7 @@ class RunTest(unittest.TestCase):
                             "figures(1)")
         self.bench("--rounds", "2")
         order = (self.programs / "order").read_text().splitlines()
-        one_round = [f"{name} {transport}" for transport in ("unix", "tcp")
+        one_round = [f"{name} {transport}" for transport in ("shm", "tcp")
                      for name in ("rpc_bench", "pytorch_rpc", "limits")]
         self.assertEqual(order, one_round * 2)
 
@@ -169,14 +169,14 @@ class RunTest(unittest.TestCase):
         for cases in CASES.values():
             for case in cases:
                 self.assertIn(f"\n{case} ", table)
-        self.assertRegex(table, r"small call p50 unix +us +10 +40 +4.00 +5 +0.50 +>= 4 pytorch met\n")
+        self.assertRegex(table, r"small call p50 shm +us +10 +40 +4.00 +5 +0.50 +>= 4 pytorch met\n")
         self.assertRegex(table, r"calls per second .* +>= 10 pytorch MISSED\n")
 
     def test_a_missed_goal_is_a_failure_only_when_asked(self):
         self.assertEqual(self.bench("--rounds", "1").returncode, 0)
         checked = self.bench("--rounds", "1", "--check")
         self.assertEqual(checked.returncode, 1)
-        self.assertIn("calls per second 128 in flight unix: 0.25 times pytorch", checked.stderr)
+        self.assertIn("calls per second 128 in flight shm: 0.25 times pytorch", checked.stderr)
 
     def test_a_program_without_a_case_is_named(self):
         self.fake("rpc_bench", "figures(1, without=['tensor 1 MiB tcp'])")
@@ -189,8 +189,8 @@ class RunTest(unittest.TestCase):
         self.fake("pytorch_rpc", "print('no such device', file=sys.stderr); sys.exit(3)")
         done = self.bench("--rounds", "1")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("pytorch_rpc --transport unix: it ended with 3: no such device", done.stderr)
-        self.assertIn(("small call p50 unix", "limit"), self.rows())
+        self.assertIn("pytorch_rpc --transport shm: it ended with 3: no such device", done.stderr)
+        self.assertIn(("small call p50 shm", "limit"), self.rows())
 
     def test_what_is_no_figure_is_an_error(self):
         for line in ("hello", "[1]", '{"case": "x"}', '{"case": "x", "value": "y"}'):

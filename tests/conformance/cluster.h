@@ -53,10 +53,10 @@ struct ClusterKind {
   bool costly = false;     // to make: tests that leave it as it was may share one
 };
 
-// Over "unix", "tcp" or "loopback".
+// Over "shm", "unix", "tcp" or "loopback".
 ClusterKind in_one_process(const std::string& transport);
 ClusterKind in_the_world(uint64_t seed);
-// Over "unix" or "tcp".
+// Over "shm", "unix" or "tcp".
 ClusterKind in_processes(const std::string& transport);
 
 // The role, of support/processes.h, of a worker of in_processes().

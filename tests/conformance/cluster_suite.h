@@ -89,7 +89,7 @@ std::string name_of_kind(const ::testing::TestParamInfo<ClusterKind>& info);
   INSTANTIATE_TEST_SUITE_P(OneProcess, Suite, ::testing::ValuesIn(kinds_in_one_process()),         \
                            name_of_kind);                                                          \
   INSTANTIATE_TEST_SUITE_P(World, Suite, ::testing::ValuesIn(kinds_in_the_world()), name_of_kind); \
-  INSTANTIATE_TEST_SUITE_P(UnixProcesses, Suite, ::testing::Values(in_processes("unix")),          \
+  INSTANTIATE_TEST_SUITE_P(ShmProcesses, Suite, ::testing::Values(in_processes("shm")),            \
                            name_of_kind);                                                          \
   INSTANTIATE_TEST_SUITE_P(TcpProcesses, Suite, ::testing::Values(in_processes("tcp")),            \
                            name_of_kind)

@@ -280,9 +280,11 @@ void SimNetwork::arrive(Item item) {
     return;
   }
   note(text + (item.copy ? ", again" : ""));
-  receiver->count_received(
-      item.from, item.epoch,
-      wire::OutFrame{item.frame.header, item.frame.meta.span(), item.frame.segments}.bytes());
+  wire::OutFrame sent;
+  sent.header = item.frame.header;
+  sent.meta = item.frame.meta.span();
+  sent.segments = item.frame.segments;
+  receiver->count_received(item.from, item.epoch, sent.bytes());
   if (at(item.from)->alive() && item.to_life == 0) {
     ends_[{item.to, item.from}].instance = at(item.from)->instance();
   }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -17,12 +18,6 @@ namespace farspan::dist::cpu {
 namespace {
 
 constexpr Millis kRetryAfter{2};  // while the listener's backlog is full
-
-// Room for one descriptor beside a message.
-union Control {
-  cmsghdr header;
-  char bytes[CMSG_SPACE(sizeof(int))];
-};
 
 }  // namespace
 
@@ -101,42 +96,18 @@ void HostLine::end() noexcept {
 }
 
 bool HostLine::send(const HostMessage& message, int descriptor) noexcept {
-  iovec piece{const_cast<HostMessage*>(&message), sizeof message};
-  Control control{};
-  msghdr envelope{};
-  envelope.msg_iov = &piece;
-  envelope.msg_iovlen = 1;
-  if (descriptor >= 0) {
-    envelope.msg_control = control.bytes;
-    envelope.msg_controllen = sizeof control.bytes;
-    control.header.cmsg_level = SOL_SOCKET;
-    control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof descriptor);
-    std::memcpy(CMSG_DATA(&control.header), &descriptor, sizeof descriptor);
-  }
+  const std::span<const int> beside(&descriptor, descriptor >= 0 ? 1 : 0);
   MutexLock lock(sending_);
-  // So small a message goes whole, or not at all.
-  return sendmsg(socket_.get(), &envelope, MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         static_cast<ssize_t>(sizeof message);
+  return net::send_with_descriptors(socket_.get(), std::as_bytes(std::span(&message, 1)), beside);
 }
 
 HostLine::Got HostLine::receive(HostMessage& message, net::OwnedDescriptor& descriptor) noexcept {
-  iovec place{part_.data() + have_, part_.size() - have_};
-  Control control{};
-  msghdr envelope{};
-  envelope.msg_iov = &place;
-  envelope.msg_iovlen = 1;
-  envelope.msg_control = control.bytes;
-  envelope.msg_controllen = sizeof control.bytes;
-  const ssize_t got = recvmsg(socket_.get(), &envelope, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  net::PassedDescriptors passed;
+  const ssize_t got =
+      net::receive_with_descriptors(socket_.get(), std::span(part_).subspan(have_), passed);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Got::kNothing;
   if (got <= 0) return Got::kEnd;
-  const cmsghdr* const beside = CMSG_FIRSTHDR(&envelope);
-  if (beside && beside->cmsg_level == SOL_SOCKET && beside->cmsg_type == SCM_RIGHTS) {
-    int number = -1;
-    std::memcpy(&number, CMSG_DATA(beside), sizeof number);
-    brought_ = net::OwnedDescriptor(number);
-  }
+  if (passed[0]) brought_ = std::move(passed[0]);
   have_ += static_cast<size_t>(got);
   if (have_ < part_.size()) return Got::kNothing;
   have_ = 0;

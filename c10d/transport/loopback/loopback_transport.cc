@@ -1,6 +1,5 @@
 #include <farspan/c10d/transport/loopback/loopback_transport.h>
 
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,38 +12,12 @@
 #include <vector>
 
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/level.h>
 
 namespace farspan::transport {
 namespace {
 
 constexpr size_t kPipeBytes = 1 << 20;
-
-int open_eventfd() {
-  const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (fd >= 0) return fd;
-  throw Error(Code::kOverloaded, std::string("eventfd: ") + std::strerror(errno))
-      .operation("open a loopback stream")
-      .advice("raise the limit of open files (ulimit -n)");
-}
-
-// An eventfd used as a level: readable when it holds a count, writable when it is not full.
-class Level {
- public:
-  Level() : fd_(open_eventfd()) {}
-  ~Level() { close(fd_); }
-  int descriptor() const noexcept { return fd_; }
-  void set(uint64_t count) noexcept {
-    clear();
-    if (count > 0 && write(fd_, &count, sizeof count) < 0) return;  // full is what was wanted
-  }
-  void clear() noexcept {
-    uint64_t count = 0;
-    if (read(fd_, &count, sizeof count) < 0) return;  // empty already
-  }
-
- private:
-  const int fd_;
-};
 
 // Bytes in one direction.
 class Pipe {
@@ -66,8 +39,8 @@ class Pipe {
       }
     }
     if (moved == 0) return {IoStatus::kWouldBlock, 0, 0};
-    readable_.set(1);
-    if (used_ == kPipeBytes) writable_.set(kFull);
+    readable_.make_readable();
+    if (used_ == kPipeBytes) writable_.make_unwritable();
     return {IoStatus::kOk, moved, 0};
   }
 
@@ -94,7 +67,7 @@ class Pipe {
   void close() {
     MutexLock lock(mutex_);
     closed_ = true;
-    readable_.set(1);
+    readable_.make_readable();
     writable_.clear();
   }
 
@@ -102,13 +75,12 @@ class Pipe {
   int writable() const noexcept { return writable_.descriptor(); }
 
  private:
-  static constexpr uint64_t kFull = ~uint64_t{0} - 1;  // an eventfd's largest count
   Mutex mutex_;
   std::vector<std::byte> ring_ FARSPAN_GUARDED_BY(mutex_) = std::vector<std::byte>(kPipeBytes);
   size_t head_ FARSPAN_GUARDED_BY(mutex_) = 0;
   size_t used_ FARSPAN_GUARDED_BY(mutex_) = 0;
   bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
-  Level readable_, writable_;
+  net::Level readable_, writable_;
 };
 
 class LoopbackStream final : public Stream {
@@ -129,6 +101,7 @@ class LoopbackStream final : public Stream {
     in_->close();
     out_->close();
   }
+  pid_t peer_process() const noexcept override { return getpid(); }
   std::string describe() const override { return description_; }
 
  private:

@@ -1,10 +1,11 @@
 // What the machine itself allows: the same bytes without any framework.
 //
-//   limits --transport unix|tcp   the limits of the fixed cases, as lines of JSON
-//   limits --machine              further figures that explain them
+//   limits --transport shm|tcp   the limits of the fixed cases, as lines of JSON
+//   limits --machine             further figures that explain them
 //
-// small call   64 bytes there and back, both sides polling; nobody sleeps or is woken
-// tensor       the bytes there and 64 bytes back through the socket, polling or sleeping; on one
+// small call   both sides polling; nobody sleeps or is woken: a word in shared memory there and
+//              back, or 64 bytes through TCP
+// tensor       the bytes there and 64 bytes back through a socket, polling or sleeping; on one
 //              host also a small call and one process_vm_readv of the bytes, by one thread or by
 //              two; the best of all counts
 #include <arpa/inet.h>
@@ -92,9 +93,7 @@ class Child {
 // Two connected stream sockets: unix, or TCP over loopback.
 class SocketPair {
  public:
-  explicit SocketPair(std::string_view transport) {
-    transport == "unix" ? open_unix() : open_tcp();
-  }
+  explicit SocketPair(std::string_view transport) { transport == "tcp" ? open_tcp() : open_unix(); }
   ~SocketPair() { close(here), close(there); }
   SocketPair(const SocketPair&) = delete;
   SocketPair& operator=(const SocketPair&) = delete;
@@ -213,35 +212,6 @@ std::vector<double> read_other_process(size_t size, size_t calls, int readers, s
   return times;
 }
 
-void report_limits(const std::string& transport) {
-  const auto small = exchange(transport, kSmall, kSmallCalls, Waiting::kPolling);
-  const double small_call = median(small);
-  report("small call p50 " + transport, small_call, "us");
-  if (transport == "unix") report("small call p99 unix", percentile(small, 0.99), "us");
-
-  for (const TensorSize& size : kTensorSizes) {
-    std::vector<std::vector<double>> ways;
-    if (transport == "tcp" || size.bytes < kSocketsNeverWin) {
-      for (const Waiting waiting : {Waiting::kPolling, Waiting::kSleeping}) {
-        ways.push_back(exchange(transport, size.bytes, size.calls, waiting));
-      }
-    }
-    if (transport == "unix") {
-      const auto add_reader = [&](int readers, size_t chunk) {
-        ways.push_back(read_other_process(size.bytes, size.calls, readers, chunk));
-        for (double& time : ways.back()) time += small_call;
-      };
-      add_reader(1, size.bytes);
-      for (const size_t chunk : {256UL << 10, 4UL << 20}) {
-        if (chunk < size.bytes) add_reader(2, chunk);
-      }
-    }
-    const auto best = std::min_element(ways.begin(), ways.end(),
-                                       [](auto& a, auto& b) { return median(a) < median(b); });
-    report_tensor(size, transport, *best);
-  }
-}
-
 long futex(std::atomic<int>& word, int operation, int value) {
   return syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
 }
@@ -272,6 +242,37 @@ std::vector<double> shared_word(Waiting waiting) {
   }
   munmap(at, 4096);
   return times;
+}
+
+void report_limits(const std::string& transport) {
+  const bool one_host = transport == "shm";
+  const auto small = one_host ? shared_word(Waiting::kPolling)
+                              : exchange(transport, kSmall, kSmallCalls, Waiting::kPolling);
+  const double small_call = median(small);
+  report("small call p50 " + transport, small_call, "us");
+  if (one_host) report("small call p99 shm", percentile(small, 0.99), "us");
+
+  for (const TensorSize& size : kTensorSizes) {
+    std::vector<std::vector<double>> ways;
+    if (!one_host || size.bytes < kSocketsNeverWin) {
+      for (const Waiting waiting : {Waiting::kPolling, Waiting::kSleeping}) {
+        ways.push_back(exchange(transport, size.bytes, size.calls, waiting));
+      }
+    }
+    if (one_host) {
+      const auto add_reader = [&](int readers, size_t chunk) {
+        ways.push_back(read_other_process(size.bytes, size.calls, readers, chunk));
+        for (double& time : ways.back()) time += small_call;
+      };
+      add_reader(1, size.bytes);
+      for (const size_t chunk : {256UL << 10, 4UL << 20}) {
+        if (chunk < size.bytes) add_reader(2, chunk);
+      }
+    }
+    const auto best = std::min_element(ways.begin(), ways.end(),
+                                       [](auto& a, auto& b) { return median(a) < median(b); });
+    report_tensor(size, transport, *best);
+  }
 }
 
 void report_machine() {
@@ -308,10 +309,10 @@ int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "", which = argc > 2 ? argv[2] : "";
   if (what == "--machine") {
     bench::report_machine();
-  } else if (what == "--transport" && (which == "unix" || which == "tcp")) {
+  } else if (what == "--transport" && (which == "shm" || which == "tcp")) {
     bench::report_limits(std::string(which));
   } else {
-    std::fprintf(stderr, "usage: limits --transport unix|tcp, or limits --machine\n");
+    std::fprintf(stderr, "usage: limits --transport shm|tcp, or limits --machine\n");
     return 2;
   }
 }

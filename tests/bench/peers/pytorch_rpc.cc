@@ -1,8 +1,8 @@
 // PyTorch's own RPC agent (TensorPipe) from C++, without Python: what farspan is compared with.
 //
-//   pytorch_rpc --transport unix|tcp
+//   pytorch_rpc --transport shm|tcp
 //
-// unix: the agent's default transports and channels, which on one host are shared memory and
+// shm: the agent's default transports and channels, which on one host are shared memory and
 // process_vm_readv. tcp: its libuv transport and the channel that sends over it. The program
 // starts its peer itself, and both end together.
 #include <signal.h>
@@ -82,7 +82,7 @@ class Caller {
     times_of(kWarmUp, call);
     const auto times = times_of(kCalls, call);
     report("small call p50 " + transport_, median(times), "us");
-    if (transport_ == "unix") report("small call p99 unix", percentile(times, 0.99), "us");
+    if (transport_ == "shm") report("small call p99 shm", percentile(times, 0.99), "us");
   }
 
   void calls_in_flight() const {
@@ -157,7 +157,7 @@ void measure(const std::string& transport) {
   const auto agent = start_agent(store, 0, transport);
   const Caller caller(agent, transport);
   caller.small_calls();
-  if (transport == "unix") caller.calls_in_flight();
+  if (transport == "shm") caller.calls_in_flight();
   caller.tensors();
   agent->join(/*shutdown=*/true);
   agent->shutdown();
@@ -171,8 +171,8 @@ void measure(const std::string& transport) {
 
 int main(int argc, char** argv) {
   const std::string option = argc > 1 ? argv[1] : "", transport = argc > 2 ? argv[2] : "";
-  if (option != "--transport" || (transport != "unix" && transport != "tcp")) {
-    std::fprintf(stderr, "usage: pytorch_rpc --transport unix|tcp\n");
+  if (option != "--transport" || (transport != "shm" && transport != "tcp")) {
+    std::fprintf(stderr, "usage: pytorch_rpc --transport shm|tcp\n");
     return 2;
   }
   at::set_num_threads(1);

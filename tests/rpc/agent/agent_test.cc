@@ -408,7 +408,7 @@ TEST_P(AgentTest, StopsWhileCallsAreUnderWay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, AgentTest, ::testing::Values("unix", "tcp", "loopback"),
+INSTANTIATE_TEST_SUITE_P(Transports, AgentTest, ::testing::Values("shm", "unix", "tcp", "loopback"),
                          [](const auto& transport) { return std::string(transport.param); });
 
 }  // namespace

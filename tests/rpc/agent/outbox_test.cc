@@ -52,6 +52,31 @@ Twin large_twin(uint64_t id = 1) {
            .segments = {pattern(5001, id), {}, pattern(3), pattern(8000)}}};
 }
 
+TEST(Outbox, LeavesOfferedSegmentsWhereTheyAre) {
+  for (const size_t size : {size_t{100}, size_t{9000}}) {  // gathered, and in pieces
+    const Buffer kept = Buffer::copy_of(pattern(5000)), travels = Buffer::copy_of(pattern(size));
+    const Bytes borrowed = pattern(6000, 3);
+    wire::OutFrame frame;
+    frame.header.flags = wire::kOffered;
+    frame.header.request_id = 4;
+    frame.segments = {travels.slice(0, 90), kept,
+                      Buffer::borrowed(borrowed.data(), size == 100 ? 0 : borrowed.size())};
+    frame.offer = {5, 0x1000, 0x2000};
+    frame.offered_from = 4000;
+    ScriptedStream stream;
+    Outbox outbox;
+    outbox.open(stream);
+    EXPECT_EQ(outbox.send(frame), State::kDone);
+    const RawFrame expected{
+        .flags = 8,
+        .request_id = 4,
+        .segments = {pattern(90), pattern(5000), size == 100 ? Bytes() : borrowed},
+        .addresses = {0, reinterpret_cast<uintptr_t>(kept.data()), 0},
+        .offer = {5, 0x1000, 0x2000}};
+    EXPECT_EQ(stream.written(), to_bytes(expected));
+  }
+}
+
 TEST(Outbox, WritesFramesAsTheNormSays) {
   for (const Twin& twin : {small_twin(), large_twin(), Twin{}}) {
     for (const bool owned : {true, false}) {

@@ -175,8 +175,9 @@ TEST(FrontDoor, ANameMustBeOne) {
 TEST(FrontDoor, ATransportMustBeOne) {
   WorkerOptions options;
   options.transports = {"carrier-pigeon"};
-  expect_refusal(good(), {Code::kInvalidArgument, {"'carrier-pigeon'", "unix, tcp or loopback"}},
-                 "w", options);
+  expect_refusal(good(),
+                 {Code::kInvalidArgument, {"'carrier-pigeon'", "shm, unix, tcp or loopback"}}, "w",
+                 options);
 }
 
 TEST(FrontDoor, OneProcessJoinsOnce) {

@@ -63,13 +63,22 @@ struct RawFrame {
   Bytes meta = {};                     // a multiple of 8 bytes
   std::vector<Bytes> segments = {};    // not padded
   std::vector<uint64_t> lengths = {};  // when they are not the segments' own
+  // With flag 8: the addresses of the segments, 0 for those that travel; id, mark's address, mark.
+  std::vector<uint64_t> addresses = {};
+  std::vector<uint64_t> offer = {};
+
+  bool travels(size_t segment) const {
+    return segment >= addresses.size() || addresses[segment] == 0;
+  }
 };
 
 inline uint64_t padded_to_8(uint64_t size) { return (size + 7) / 8 * 8; }
 
 inline Bytes to_bytes(const RawFrame& frame) {
   uint64_t payload = 0;
-  for (const Bytes& segment : frame.segments) payload += padded_to_8(segment.size());
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (frame.travels(i)) payload += padded_to_8(frame.segments[i].size());
+  }
   Bytes out;
   put(out, frame.magic);
   put(out, frame.version);
@@ -85,10 +94,15 @@ inline Bytes to_bytes(const RawFrame& frame) {
   for (size_t i = lengths.size(); i < frame.segments.size(); ++i) {
     lengths.push_back(frame.segments[i].size());
   }
-  for (const uint64_t length : lengths) put(out, length);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    put(out, lengths[i]);
+    if (frame.flags & 8) put(out, i < frame.addresses.size() ? frame.addresses[i] : uint64_t{0});
+  }
+  for (const uint64_t number : frame.offer) put(out, number);
   append(out, frame.meta);
-  for (const Bytes& segment : frame.segments) {
-    append(out, segment);
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (!frame.travels(i)) continue;
+    append(out, frame.segments[i]);
     out.resize(padded_to_8(out.size()));
   }
   return out;

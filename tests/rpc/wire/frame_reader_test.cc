@@ -101,6 +101,50 @@ TEST(FrameReader, ReadsLargeOnesHoweverTheStreamIsCut) {
   }
 }
 
+// A frame whose second and last segments stay with the sender.
+RawFrame offering_frame() {
+  return {.flags = 8,
+          .meta = pattern(16),
+          .segments = {pattern(20), pattern(90'000), pattern(50'000), pattern(10)},
+          .addresses = {0, 0x7000, 0, 0x9000},
+          .offer = {77, 0x1230, 0xabcd}};
+}
+
+TEST(FrameReader, SaysWhereOfferedSegmentsLieAndReadsTheOthers) {
+  const RawFrame frame = offering_frame();
+  for (const size_t most : {size_t{1}, size_t{1000}, SIZE_MAX}) {
+    Reading reading;
+    reading.feed(stream_of({frame, {.meta = pattern(8)}}), most);
+    ASSERT_EQ(reading.frames().size(), 2u);
+    const wire::InFrame& got = reading.frames()[0];
+    EXPECT_EQ(got.offer.id, 77u);
+    EXPECT_EQ(got.offer.mark_address, 0x1230u);
+    EXPECT_EQ(got.offer.mark, 0xabcdu);
+    EXPECT_EQ(got.offered, frame.addresses);
+    EXPECT_TRUE(same(got.meta.span(), frame.meta));
+    ASSERT_EQ(got.segments.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(got.segments[i].size(), frame.segments[i].size()) << "memory for it";
+      EXPECT_TRUE(!frame.travels(i) || same(got.segments[i].span(), frame.segments[i])) << i;
+    }
+    EXPECT_EQ(reading.frames()[1].offer.id, 0u);
+    EXPECT_TRUE(reading.frames()[1].offered.empty());
+  }
+}
+
+TEST(FrameReader, LimitsWhatIsOffered) {
+  RawFrame frame = offering_frame();
+  EXPECT_FALSE(Reading({.max_payload_bytes = 90'016}).error_of(to_bytes(frame)));
+  const auto too_much = Reading({.max_payload_bytes = 90'008}).error_of(to_bytes(frame));
+  ASSERT_TRUE(too_much);
+  EXPECT_EQ(too_much->code(), Code::kCorrupt);
+  frame.lengths = {20, ~uint64_t{0} - 6, 50'000, 10};
+  EXPECT_TRUE(Reading().error_of(to_bytes(frame))) << "its padded length is 0";
+  frame = offering_frame();
+  frame.offer[0] = 0;
+  EXPECT_TRUE(Reading().error_of(to_bytes(frame))) << "without an id";
+}
+
 TEST(FrameReader, IsIdleOnlyBetweenFrames) {
   const Bytes stream = to_bytes({.meta = pattern(16), .segments = {pattern(20)}});
   Reading reading;
@@ -159,7 +203,7 @@ TEST(FrameReader, PaddingMayHoldAnything) {
 }
 
 TEST(FrameReader, KindsAndFlagsItDoesNotKnowAreLeftToTheReceiver) {
-  const RawFrame frame{.kind = 0xff, .flags = 0xfff8, .request_id = 0};
+  const RawFrame frame{.kind = 0xff, .flags = 0xfff0, .request_id = 0};
   Reading reading;
   reading.feed(to_bytes(frame));
   expect_all(reading, {frame});

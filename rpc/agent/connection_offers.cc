@@ -1,0 +1,126 @@
+// Large segments that are not sent: the receiver reads them out of the sender's memory.
+#include <cerrno>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/rpc/agent/connection.h>
+#include <farspan/rpc/agent/pull.h>
+
+namespace farspan::agent {
+namespace {
+
+// A second thread for a large one. It may come when all has been read.
+class PullTask final : public net::Task {
+ public:
+  explicit PullTask(std::shared_ptr<Pull> pull) : pull_(std::move(pull)) { patient = true; }
+  void run() noexcept override { pull_->help(); }
+  void reject(const Error&) noexcept override {}
+
+ private:
+  const std::shared_ptr<Pull> pull_;
+};
+
+}  // namespace
+
+uint64_t Connection::offer(wire::OutFrame& frame) {
+  return may_offer_.load(std::memory_order_relaxed) ? offers_.make(frame, limits_.offer_bytes) : 0;
+}
+
+// What is about offers has the offer's id for a request's.
+void Connection::send_about_offer(wire::Kind kind, uint64_t id, uint64_t error) {
+  wire::OutFrame frame;
+  frame.header.kind = kind;
+  frame.header.flags = wire::kOneWay;
+  frame.header.request_id = id;
+  if (error != 0) frame.meta = std::as_bytes(std::span(&error, 1));
+  after_send(outbox_.send(frame), false);
+}
+
+// Other threads of the reactor may help, and the last one delivers the frame.
+void Connection::pull(wire::InFrame&& frame) {
+  if (readable_process_ == 0) {
+    return close(Error(Code::kCorrupt, "it offers its memory, which was not agreed on"));
+  }
+  deliveries_.fetch_add(1);
+  const auto pull = std::make_shared<Pull>(readable_process_, std::move(frame),
+                                           [self = self()](wire::InFrame pulled, int error) {
+                                             self->on_pulled(std::move(pulled), error);
+                                           });
+  if (pull->is_large()) reactor_.run_elsewhere(std::make_unique<PullTask>(pull));
+  pull->run();
+}
+
+void Connection::on_pulled(wire::InFrame frame, int error) {
+  const uint64_t id = frame.offer.id;
+  if (error == 0) {
+    for (size_t i = 0; i < frame.segments.size(); ++i) {
+      if (frame.offered[i] != 0) pulled_.fetch_add(frame.segments[i].size());
+    }
+    send_about_offer(wire::Kind::kTaken, id, 0);
+    frame.offer = {};
+    frame.header.flags &= static_cast<uint16_t>(~wire::kOffered);
+    deliver(std::move(frame));
+  } else {
+    if (error != ESTALE && !has_failed_to_read_.exchange(true)) {
+      log(LogLevel::kInfo, "agent",
+          "this worker cannot read the memory of worker '" + peer_.name + "' (" + strerror(error) +
+              "): large tensors come through " + route());
+    }
+    {
+      MutexLock lock(mutex_);
+      if (!closing_) asked_.emplace(id, std::move(frame));
+    }
+    send_about_offer(wire::Kind::kAsk, id, static_cast<uint64_t>(error));
+  }
+  if (ends_last()) close_ended();
+}
+
+void Connection::on_offer(wire::InFrame&& frame) {
+  const uint64_t id = frame.header.request_id;
+  if (frame.header.kind == wire::Kind::kTaken) {
+    offers_.withdraw(id);
+    return make_room();
+  }
+  if (frame.header.kind == wire::Kind::kBytes) return on_bytes(std::move(frame));
+  uint64_t error = 0;
+  if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
+  if (error != ESTALE) may_offer_.store(false);
+  wire::OutFrame bytes;
+  bytes.header.kind = wire::Kind::kBytes;
+  bytes.header.flags = wire::kOneWay;
+  bytes.header.request_id = id;
+  bytes.segments = offers_.take(id);  // none: it was withdrawn
+  after_send(outbox_.send(bytes), false);
+}
+
+// The offered segments of a frame that was kept for them.
+void Connection::on_bytes(wire::InFrame&& bytes) {
+  wire::InFrame frame;
+  {
+    MutexLock lock(mutex_);
+    const auto found = asked_.find(bytes.header.request_id);
+    if (found == asked_.end()) return;
+    frame = std::move(found->second);
+    asked_.erase(found);
+  }
+  if (bytes.segments.empty()) {  // nobody waits for what becomes of a request that was withdrawn
+    const Error why(Code::kCancelled, "its answer was withdrawn before it could be read");
+    if (frame.is_reply()) finish(pending_.take(frame.header.request_id), nullptr, &why);
+    return;
+  }
+  auto next = bytes.segments.begin();
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (frame.offered[i] == 0) continue;
+    if (next == bytes.segments.end() || next->size() != frame.segments[i].size()) {
+      return close(Error(Code::kCorrupt, "it sent other bytes than it had offered"));
+    }
+    frame.segments[i] = std::move(*next++);
+  }
+  frame.offer = {};
+  frame.header.flags &= static_cast<uint16_t>(~wire::kOffered);
+  deliver(std::move(frame));
+}
+
+}  // namespace farspan::agent

@@ -1,0 +1,75 @@
+#include <farspan/rpc/agent/pull.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include <farspan/c10d/base/busy_time.h>
+#include <farspan/c10d/base/time.h>
+#include <farspan/c10d/net/process_memory.h>
+#include <farspan/c10d/net/spin.h>
+
+namespace farspan::agent {
+namespace {
+
+constexpr size_t kPieceBytes = 256 << 10;
+// Reading so much takes several times as long as waking a thread.
+constexpr size_t kLargeBytes = 2 << 20;
+// For the pieces that others still read: what one takes, and some.
+constexpr std::chrono::microseconds kPatience{200};
+
+}  // namespace
+
+Pull::Pull(pid_t process, wire::InFrame frame, OnEnd on_end)
+    : process_(process), frame_(std::move(frame)), on_end_(std::move(on_end)) {
+  for (size_t i = 0; i < frame_.segments.size(); ++i) {
+    if (frame_.offered[i] == 0) continue;
+    const Buffer& segment = frame_.segments[i];
+    bytes_ += segment.size();
+    for (size_t at = 0; at < segment.size(); at += kPieceBytes) {
+      pieces_.push_back({frame_.offered[i] + at, segment.data() + at,
+                         std::min(kPieceBytes, segment.size() - at)});
+    }
+  }
+  left_ = pieces_.size() + 1;
+}
+
+bool Pull::is_large() const noexcept { return bytes_ >= kLargeBytes; }
+
+void Pull::run() {
+  {
+    const BusyTime others_read;
+    help();
+    const TimePoint end = Clock::now() + kPatience;
+    while (left_.load(std::memory_order_acquire) > 1 && Clock::now() < end) net::cpu_relax();
+  }
+  leave();
+}
+
+void Pull::help() {
+  for (size_t i = next_.fetch_add(1); i < pieces_.size(); i = next_.fetch_add(1)) {
+    read(pieces_[i]);
+    leave();
+  }
+}
+
+// After the first that fails the others are only counted.
+void Pull::read(const Piece& piece) noexcept {
+  if (error_.load(std::memory_order_relaxed) != 0) return;
+  const int error = net::read_process_memory(process_, piece.from, piece.to, piece.bytes);
+  if (error != 0) error_.store(error, std::memory_order_relaxed);
+}
+
+void Pull::leave() {
+  if (left_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  int error = error_.load(std::memory_order_relaxed);
+  uint64_t mark = 0;
+  if (error == 0) {
+    error = net::read_process_memory(process_, frame_.offer.mark_address, &mark, sizeof mark);
+  }
+  if (error == 0 && mark != frame_.offer.mark) error = ESTALE;
+  on_end_(std::move(frame_), error);
+}
+
+}  // namespace farspan::agent

@@ -1,0 +1,53 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Pull: the offered segments of one frame, read out of the sender's memory.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <farspan/rpc/wire/frame.h>
+
+namespace farspan::agent {
+
+// Threading: run() by one thread, help() by others meanwhile or later; they share the pieces out.
+class Pull {
+ public:
+  // Called once, when nobody reads any more, by the thread that comes last.
+  //   error  0: the segments are what was offered; ESTALE: the sender has withdrawn them; else the
+  //          errno of reading
+  using OnEnd = std::function<void(wire::InFrame frame, int error)>;
+
+  Pull(pid_t process, wire::InFrame frame, OnEnd on_end);
+
+  // Whether it is worth waking a second thread.
+  bool is_large() const noexcept;
+
+  void run();
+  void help();
+
+ private:
+  struct Piece {
+    uint64_t from;
+    std::byte* to;
+    size_t bytes;
+  };
+  void read(const Piece& piece) noexcept;
+  void leave();
+
+  const pid_t process_;
+  wire::InFrame frame_;
+  const OnEnd on_end_;
+  size_t bytes_ = 0;
+  std::vector<Piece> pieces_;
+  std::atomic<size_t> next_{0};
+  std::atomic<size_t> left_;  // pieces that are not read, and one for run()
+  std::atomic<int> error_{0};
+};
+
+}  // namespace farspan::agent

@@ -1,0 +1,177 @@
+// The rules under test: rpc/agent/offers.h and pull.h. One process reads its own memory here, by
+// the system call that reads another's.
+#include <farspan/rpc/agent/offers.h>
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include <farspan/rpc/agent/pull.h>
+
+#include "rpc/wire/frame_bytes.h"
+#include "support/seeded_random.h"
+
+namespace farspan::testing {
+namespace {
+
+using agent::Offers;
+using agent::Pull;
+
+constexpr uint64_t kFrom = 1000;
+
+wire::OutFrame frame_of(std::vector<Buffer> segments) {
+  wire::OutFrame frame;
+  frame.segments = std::move(segments);
+  return frame;
+}
+
+uint64_t standing(const wire::Offer& offer) {
+  return reinterpret_cast<const std::atomic<uint64_t>*>(offer.mark_address)->load();
+}
+
+TEST(Offers, KeepsWhatIsLargeAndHasAnOwnerUntilItIsWithdrawn) {
+  Offers offers;
+  const Buffer large = Buffer::copy_of(pattern(kFrom));
+  const Bytes borrowed = pattern(2 * kFrom);
+  auto frame = frame_of({Buffer::copy_of(pattern(kFrom - 1)), large,
+                         Buffer::borrowed(borrowed.data(), borrowed.size())});
+  const uint64_t id = offers.make(frame, kFrom);
+  ASSERT_NE(id, 0u);
+  EXPECT_EQ(frame.offer.id, id);
+  EXPECT_TRUE(frame.header.flags & wire::kOffered);
+  EXPECT_FALSE(frame.is_offered(frame.segments[0]));
+  EXPECT_TRUE(frame.is_offered(frame.segments[1]));
+  EXPECT_FALSE(frame.is_offered(frame.segments[2])) << "nobody keeps it";
+  EXPECT_EQ(standing(frame.offer), frame.offer.mark);
+  EXPECT_EQ(offers.count(), 1u);
+  EXPECT_EQ(offers.bytes(), kFrom);
+  frame.segments.clear();
+  EXPECT_EQ(large.owner().use_count(), 2);
+
+  offers.withdraw(id);
+  EXPECT_EQ(large.owner().use_count(), 1);
+  EXPECT_EQ(offers.count(), 0u);
+  EXPECT_EQ(offers.bytes(), 0u);
+  offers.withdraw(id);  // again: nothing
+  EXPECT_TRUE(offers.take(id).empty());
+}
+
+TEST(Offers, NothingLargeIsNoOffer) {
+  Offers offers;
+  auto frame = frame_of({Buffer::copy_of(pattern(10))});
+  EXPECT_EQ(offers.make(frame, kFrom), 0u);
+  EXPECT_EQ(frame.header.flags, 0);
+  offers.close();
+  frame = frame_of({Buffer::copy_of(pattern(kFrom))});
+  EXPECT_EQ(offers.make(frame, kFrom), 0u) << "after close()";
+  EXPECT_EQ(offers.made(), 0u);
+}
+
+TEST(Offers, WhatIsTakenIsTheBytesAndItsMarkIsGone) {
+  Offers offers;
+  auto frame = frame_of({Buffer::copy_of(pattern(kFrom, 1)), Buffer::copy_of(pattern(3)),
+                         Buffer::copy_of(pattern(kFrom + 5, 2))});
+  const uint64_t id = offers.make(frame, kFrom);
+  const auto taken = offers.take(id);
+  ASSERT_EQ(taken.size(), 2u);
+  EXPECT_TRUE(same(taken[0].span(), pattern(kFrom, 1)));
+  EXPECT_TRUE(same(taken[1].span(), pattern(kFrom + 5, 2)));
+}
+
+// What the receiver of the frame would have.
+wire::InFrame received(const wire::OutFrame& sent) {
+  wire::InFrame frame;
+  frame.offer = sent.offer;
+  for (const Buffer& segment : sent.segments) {
+    const bool offered = sent.is_offered(segment);
+    frame.segments.push_back(offered ? Buffer::copy_of(Bytes(segment.size())) : segment);
+    frame.offered.push_back(offered ? reinterpret_cast<uintptr_t>(segment.data()) : 0);
+  }
+  return frame;
+}
+
+struct Ended {
+  int times = 0;
+  int error = -1;
+  wire::InFrame frame;
+  Pull::OnEnd callback() {
+    return [this](wire::InFrame whole, int why) {
+      ++times;
+      error = why;
+      frame = std::move(whole);
+    };
+  }
+};
+
+TEST(Pull, ReadsWhatIsOffered) {
+  Offers offers;
+  auto sent = frame_of({Buffer::copy_of(pattern(700'001, 1)), Buffer::copy_of(pattern(3)),
+                        Buffer::copy_of(pattern(kFrom, 2))});
+  offers.make(sent, kFrom);
+  Ended ended;
+  Pull(getpid(), received(sent), ended.callback()).run();
+  EXPECT_EQ(ended.times, 1);
+  ASSERT_EQ(ended.error, 0);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(same(ended.frame.segments[i].span(), sent.segments[i].span())) << i;
+  }
+}
+
+TEST(Pull, WhatWasWithdrawnMeanwhileIsNotTaken) {
+  Offers offers;
+  auto sent = frame_of({Buffer::copy_of(pattern(kFrom))});
+  const uint64_t id = offers.make(sent, kFrom);
+  const auto frame = received(sent);
+  offers.withdraw(id);
+  std::fill_n(sent.segments[0].data(), kFrom, std::byte{0xee});  // as its next user does
+  Ended ended;
+  Pull(getpid(), frame, ended.callback()).run();
+  EXPECT_EQ(ended.times, 1);
+  EXPECT_NE(ended.error, 0);
+}
+
+TEST(Pull, MemoryThatIsNotThereIsAnError) {
+  Offers offers;
+  const size_t bytes = 1 << 20;
+  auto sent = frame_of({Buffer::copy_of(pattern(bytes))});
+  offers.make(sent, kFrom);
+  auto frame = received(sent);
+  void* const nothing = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(nothing, MAP_FAILED);
+  frame.offered[0] = reinterpret_cast<uintptr_t>(nothing);
+  Ended ended;
+  Pull(getpid(), frame, ended.callback()).run();
+  EXPECT_EQ(ended.times, 1);
+  EXPECT_EQ(ended.error, EFAULT);
+  munmap(nothing, bytes);
+}
+
+TEST(Pull, SeveralThreadsShareAndTheLastEndsIt) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SeededRandom random(seed);
+    Offers offers;
+    auto sent = frame_of({Buffer::copy_of(pattern(kFrom + random.below(3'000'000), seed))});
+    offers.make(sent, kFrom);
+    std::atomic<int> times{0};
+    std::atomic<bool> right{false};
+    {
+      Pull pull(getpid(), received(sent), [&](wire::InFrame whole, int error) {
+        right = error == 0 && same(whole.segments[0].span(), sent.segments[0].span());
+        ++times;
+      });
+      std::vector<std::thread> helpers;
+      for (uint64_t i = random.below(3); i-- > 0;) helpers.emplace_back([&] { pull.help(); });
+      pull.run();
+      for (auto& helper : helpers) helper.join();
+    }
+    ASSERT_EQ(times, 1) << "seed " << seed;
+    ASSERT_TRUE(right) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace farspan::testing
