@@ -186,16 +186,19 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
   Role role;
   if (!permit || !role.take(*this, *hot, false)) return false;
   role.may_lease(tasks_are_short());
-  const auto passed = [&] { return hot->passed_bytes(); };
-  SpinTime time(budget, TimePoint::max(), passed());
-  while (!stopping_.load(std::memory_order_relaxed)) {
+  SpinTime time(budget);
+  uint64_t passed = hot->passed_bytes();
+  while (!stopping_.load(std::memory_order_relaxed) && !hot->removed()) {
     if (hot->pump(role)) {
       hot->spin().hit();
       spin_hits_.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
     if (queued_.load(std::memory_order_relaxed) > 0) return true;
-    if (time.is_over(passed)) break;
+    if (!time.is_over()) continue;
+    const uint64_t before = std::exchange(passed, hot->passed_bytes());
+    if (passed == before) break;
+    time = SpinTime(budget);  // a large message is coming
   }
   role.may_lease(false);
   hot->spin().miss();
@@ -275,7 +278,7 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   if (!role.take(*this, *source, true)) return;
   role.may_lease(tasks_are_short());
   if (source->pump(role)) {
-    hot = std::move(source);
+    if (!source->removed()) hot = std::move(source);
   } else {
     role.may_lease(false);
   }

@@ -208,40 +208,60 @@ bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Rol
   if (budget.count() == 0) return false;
   SpinPermit permit;
   if (!permit) return false;
-  const auto passed = [&] { return hint ? hint->passed_bytes() : 0; };
-  SpinTime time(budget, deadline.at(), passed());
-  for (;;) {
+  SpinTime time(budget, deadline.at());
+  while (!time.is_over()) {
     if (hint) {
-      hint->flush();
-      if (hint->has_news()) {
-        role.release();
-        hint->tell_news();
-      }
-      if (!role.held()) role.take(*this, *hint, false);
-      if (role.held()) {
-        hint->pump(role);
-      } else {
-        cpu_relax();
-      }
+      look_at(*hint, role);
     } else {
       cpu_relax();
     }
-    if (future.ready()) {
-      if (hint) hint->spin().hit();
-      spin_hits_.fetch_add(1, std::memory_order_relaxed);
-      return true;
-    }
-    if (time.is_over(passed)) break;
+    if (!future.ready()) continue;
+    if (hint) hint->spin().hit();
+    spin_hits_.fetch_add(1, std::memory_order_relaxed);
+    return true;
   }
   if (hint) hint->spin().miss();
   spin_misses_.fetch_add(1, std::memory_order_relaxed);
   return false;
 }
 
+// Moves what there is, in both directions, as far as nobody else does.
+void Reactor::look_at(Source& source, Role& role) noexcept {
+  source.flush();
+  if (source.has_news()) {
+    role.release();
+    source.tell_news();
+  }
+  if (!role.held()) role.take(*this, source, false);
+  if (role.held()) {
+    source.pump(role);
+  } else {
+    cpu_relax();
+  }
+}
+
+// While a large message passes, which is quicker than being woken for each part of it. The thread
+// counts as blocked meanwhile, so others run what it waits for.
+void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source,
+                                    Role& role, const Blocked& blocked) {
+  SpinPermit permit;
+  if (!permit) return;
+  SpinTime time(kSpinLimit, deadline.at());
+  uint64_t passed = source.passed_bytes();
+  while (!future.ready() && !blocked.is_called() && !source.removed()) {
+    look_at(source, role);
+    if (!time.is_over()) continue;
+    const uint64_t before = std::exchange(passed, source.passed_bytes());
+    if (passed == before || deadline.expired()) return;
+    time = SpinTime(kSpinLimit, deadline.at());
+  }
+}
+
 bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role,
                          Slot& slot) {
   slot.open();
   Blocked blocked(*this, slot);
+  uint64_t passed = hint ? hint->passed_bytes() : 0;
   while (!future.ready()) {
     if (blocked.is_called()) {
       role.release();  // a task may take long, and wait for this very source
@@ -252,6 +272,11 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
     if (hint && hint->removed()) {
       role.release();
       hint = nullptr;
+    }
+    if (hint && hint->passed_bytes() != passed) {
+      look_while_bytes_pass(future, deadline, *hint, role, blocked);
+      passed = hint->passed_bytes();
+      continue;
     }
     const bool left_to_write = hint && hint->flush();
     if (hint && hint->has_news()) {

@@ -29,7 +29,8 @@ void Reactor::arm(Source& source) noexcept {
   if (source.removed_.load(std::memory_order_acquire)) return;
   rearm(epoll_.get(), source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
   if (source.expect_input()) return;
-  // Something has come that nobody signals: there is always room to write a signal, so this fires.
+  // Something has come that nobody signals. There is room to write a signal, unless the other end
+  // takes none of many, so this fires.
   rearm(epoll_.get(), source.descriptor(), EPOLLIN | EPOLLOUT | EPOLLONESHOT, source.key_);
 }
 

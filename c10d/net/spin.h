@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
-#include <utility>
 
 #include <farspan/c10d/base/time.h>
 
@@ -68,31 +67,17 @@ class SpinPermit {
   bool granted_;
 };
 
-// How long one goes on looking: until nothing has passed for as long as the budget says, and not
-// beyond the deadline.
+// How long one goes on looking: for a while, and not beyond a deadline.
 class SpinTime {
  public:
-  SpinTime(Clock::duration budget, TimePoint latest, uint64_t passed) noexcept
-      : budget_(budget), latest_(latest), end_(Clock::now() + budget), passed_(passed) {}
-  // After each look; `passed()` are the bytes that have passed so far.
-  template <class Passed>
-  bool is_over(const Passed& passed) noexcept {
-    if (++looks_ % 8 != 0) return false;
-    const TimePoint now = Clock::now();
-    if (now >= latest_) return true;
-    if (now < end_) return false;
-    const uint64_t before = std::exchange(passed_, passed());
-    if (passed_ == before) return true;
-    end_ = now + budget_;
-    return false;
-  }
+  explicit SpinTime(Clock::duration budget, TimePoint latest = TimePoint::max()) noexcept
+      : end_(std::min(Clock::now() + budget, latest)) {}
+  // Looks at the clock at every eighth call only.
+  bool is_over() noexcept { return ++calls_ % 8 == 0 && Clock::now() >= end_; }
 
  private:
-  const Clock::duration budget_;
-  const TimePoint latest_;
   TimePoint end_;
-  uint64_t passed_;
-  uint32_t looks_ = 0;
+  uint32_t calls_ = 0;
 };
 
 inline void cpu_relax() noexcept {

@@ -87,8 +87,9 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
     stream_ = std::move(stream);
     reader_ = std::move(reader);
     functions_ = std::move(functions);
-    readable_process_ = attach ? stream_->peer_process() : 0;
-    may_offer_.store(readable_process_ != 0);
+    attaches_ = attach;
+    readable_process_ = stream_->peer_process();
+    may_offer_.store(attach && readable_process_ != 0);
   }
   outbox_.open(*stream_, std::move(unsent));
   deliveries_.fetch_add(1);
@@ -187,14 +188,18 @@ bool Connection::flush() noexcept {
   return state == Outbox::State::kLeft;
 }
 
+// Who was offered something may still ask for it.
 void Connection::drain(Deadline deadline) {
-  while (flush() && !deadline.expired()) {
-    if (!stream_->expect_room()) continue;
-    pollfd room{stream_->write_descriptor(), POLLOUT, 0};
-    poll(&room, 1, deadline.poll_ms());
-  }
-  while (offers_.count() > 0 && is_open() && !deadline.expired()) {
-    std::this_thread::sleep_for(kLookForReaders);
+  while (is_open() && !deadline.expired()) {
+    if (flush()) {
+      if (!stream_->expect_room()) continue;
+      pollfd room{stream_->write_descriptor(), POLLOUT, 0};
+      poll(&room, 1, deadline.poll_ms());
+    } else if (offers_.count() > 0) {
+      std::this_thread::sleep_for(kLookForReaders);
+    } else {
+      return;
+    }
   }
 }
 
@@ -335,10 +340,19 @@ void Connection::close_ended() {
 }
 
 void Connection::deliver(wire::InFrame&& frame) {
-  if (frame.offer.id != 0) return pull(std::move(frame));
+  if (frame.offer.id != 0) {
+    pull(std::move(frame));
+  } else if (is_about_offers(frame.header.kind)) {
+    on_offer(std::move(frame));
+  } else {
+    hand_on(std::move(frame));
+  }
+}
+
+// A frame of which everything is here.
+void Connection::hand_on(wire::InFrame&& frame) {
   if (!frame.is_reply()) {
-    if (is_about_offers(frame.header.kind)) return on_offer(std::move(frame));
-    if (is_counted(frame.header)) requests_received_.fetch_add(1, std::memory_order_relaxed);
+    count_received(frame.header);
     return owner_.on_request(self(), std::move(frame));
   }
   PendingCalls::Taken taken = pending_.take(frame.header.request_id);
@@ -347,6 +361,10 @@ void Connection::deliver(wire::InFrame&& frame) {
   } else {
     owner_.on_late_reply(self(), std::move(frame));
   }
+}
+
+void Connection::count_received(const wire::FrameHeader& request) noexcept {
+  if (is_counted(request)) requests_received_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Connection::close(const Error& why) {

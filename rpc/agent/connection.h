@@ -144,6 +144,8 @@ class Connection final : public net::Source, public ReplyRoute {
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
   auto delivery(std::vector<wire::InFrame> frames);
   void deliver(wire::InFrame&& frame);
+  void hand_on(wire::InFrame&& frame);
+  void count_received(const wire::FrameHeader& request) noexcept;
   void end_reading(const Error& why);
   bool ends_last() noexcept;
   void close_ended();
@@ -151,6 +153,8 @@ class Connection final : public net::Source, public ReplyRoute {
   void on_pulled(wire::InFrame frame, int error);
   void on_offer(wire::InFrame&& frame);
   void on_bytes(wire::InFrame&& frame);
+  void hand_on_whole(wire::InFrame&& frame);
+  void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
   void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error);
   void send_instead(const wire::OutFrame& frame, const Error& why);
@@ -189,7 +193,8 @@ class Connection final : public net::Source, public ReplyRoute {
   std::atomic<uint64_t> pulled_{0};  // bytes, out of the peer's memory
 
   // Set by open(), constant after it; the reader belongs to the holder of the role.
-  pid_t readable_process_ = 0;
+  bool attaches_ = false;
+  pid_t readable_process_ = 0;  // the peer's; 0: not within sight
   std::unique_ptr<transport::Stream> stream_;
   std::unique_ptr<wire::FrameReader> reader_;
 

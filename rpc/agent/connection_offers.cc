@@ -1,6 +1,7 @@
 // Large segments that are not sent: the receiver reads them out of the sender's memory.
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -40,14 +41,22 @@ void Connection::send_about_offer(wire::Kind kind, uint64_t id, uint64_t error) 
 
 // Other threads of the reactor may help, and the last one delivers the frame.
 void Connection::pull(wire::InFrame&& frame) {
-  if (readable_process_ == 0) {
+  if (!attaches_) {
     return close(Error(Code::kCorrupt, "it offers its memory, which was not agreed on"));
   }
   deliveries_.fetch_add(1);
-  const auto pull = std::make_shared<Pull>(readable_process_, std::move(frame),
-                                           [self = self()](wire::InFrame pulled, int error) {
-                                             self->on_pulled(std::move(pulled), error);
-                                           });
+  if (readable_process_ == 0) return on_pulled(std::move(frame), ESRCH);
+  std::shared_ptr<Pull> pull;
+  try {
+    pull = std::make_shared<Pull>(readable_process_, std::move(frame),
+                                  [self = self()](wire::InFrame pulled, int error) {
+                                    self->on_pulled(std::move(pulled), error);
+                                  });
+  } catch (const std::bad_alloc&) {
+    close(Error(Code::kOverloaded, "no memory to read what it offers"));
+    if (ends_last()) close_ended();
+    return;
+  }
   if (pull->is_large()) reactor_.run_elsewhere(std::make_unique<PullTask>(pull));
   pull->run();
 }
@@ -59,9 +68,7 @@ void Connection::on_pulled(wire::InFrame frame, int error) {
       if (frame.offered[i] != 0) pulled_.fetch_add(frame.segments[i].size());
     }
     send_about_offer(wire::Kind::kTaken, id, 0);
-    frame.offer = {};
-    frame.header.flags &= static_cast<uint16_t>(~wire::kOffered);
-    deliver(std::move(frame));
+    hand_on_whole(std::move(frame));
   } else {
     if (error != ESTALE && !has_failed_to_read_.exchange(true)) {
       log(LogLevel::kInfo, "agent",
@@ -86,13 +93,16 @@ void Connection::on_offer(wire::InFrame&& frame) {
   if (frame.header.kind == wire::Kind::kBytes) return on_bytes(std::move(frame));
   uint64_t error = 0;
   if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
-  if (error != ESTALE) may_offer_.store(false);
   wire::OutFrame bytes;
   bytes.header.kind = wire::Kind::kBytes;
   bytes.header.flags = wire::kOneWay;
   bytes.header.request_id = id;
-  bytes.segments = offers_.take(id);  // none: it was withdrawn
+  bytes.segments = offers_.segments_of(id);
+  // What was withdrawn cannot be read by anybody.
+  if (!bytes.segments.empty() && error != ESTALE) may_offer_.store(false);
   after_send(outbox_.send(bytes), false);
+  offers_.withdraw(id);
+  make_room();
 }
 
 // The offered segments of a frame that was kept for them.
@@ -105,11 +115,7 @@ void Connection::on_bytes(wire::InFrame&& bytes) {
     frame = std::move(found->second);
     asked_.erase(found);
   }
-  if (bytes.segments.empty()) {  // nobody waits for what becomes of a request that was withdrawn
-    const Error why(Code::kCancelled, "its answer was withdrawn before it could be read");
-    if (frame.is_reply()) finish(pending_.take(frame.header.request_id), nullptr, &why);
-    return;
-  }
+  if (bytes.segments.empty()) return drop(frame.header);
   auto next = bytes.segments.begin();
   for (size_t i = 0; i < frame.segments.size(); ++i) {
     if (frame.offered[i] == 0) continue;
@@ -118,9 +124,20 @@ void Connection::on_bytes(wire::InFrame&& bytes) {
     }
     frame.segments[i] = std::move(*next++);
   }
+  hand_on_whole(std::move(frame));
+}
+
+void Connection::hand_on_whole(wire::InFrame&& frame) {
   frame.offer = {};
   frame.header.flags &= static_cast<uint16_t>(~wire::kOffered);
-  deliver(std::move(frame));
+  hand_on(std::move(frame));
+}
+
+// Nobody waits any more for what becomes of a request that was withdrawn.
+void Connection::drop(const wire::FrameHeader& withdrawn) {
+  if (!(withdrawn.flags & wire::kReply)) return count_received(withdrawn);
+  const Error why(Code::kCancelled, "its answer was withdrawn before it could be read");
+  finish(pending_.take(withdrawn.request_id), nullptr, &why);
 }
 
 }  // namespace farspan::agent

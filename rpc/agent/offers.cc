@@ -40,18 +40,22 @@ uint64_t Offers::make(wire::OutFrame& frame, uint64_t from) {
   return id;
 }
 
-void Offers::withdraw(uint64_t id) noexcept { take(id); }
-
-std::vector<Buffer> Offers::take(uint64_t id) noexcept {
+void Offers::withdraw(uint64_t id) noexcept {
   Kept kept;
   {
     MutexLock lock(mutex_);
     const auto found = kept_.find(id);
-    if (found == kept_.end()) return {};
+    if (found == kept_.end()) return;
     kept = std::move(found->second);
     kept_.erase(found);
   }
-  return release(std::move(kept));
+  release(std::move(kept));
+}
+
+std::vector<Buffer> Offers::segments_of(uint64_t id) const {
+  MutexLock lock(mutex_);
+  const auto found = kept_.find(id);
+  return found == kept_.end() ? std::vector<Buffer>{} : found->second.segments;
 }
 
 void Offers::close() noexcept {
@@ -64,14 +68,16 @@ void Offers::close() noexcept {
   for (auto& [id, kept] : all) release(std::move(kept));
 }
 
-// The mark is gone before anything else is done with the memory.
-std::vector<Buffer> Offers::release(Kept kept) noexcept {
+// The mark is gone before anything else is done with the memory: what follows a store that has been
+// looked at comes after it, also where an exchange alone would let it pass.
+void Offers::release(Kept kept) noexcept {
   kept.mark->exchange(0, std::memory_order_seq_cst);
+  static_cast<void>(kept.mark->load(std::memory_order_seq_cst));
   uint64_t bytes = 0;
   for (const Buffer& segment : kept.segments) bytes += segment.size();
+  kept.segments.clear();
   bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   count_.fetch_sub(1);
-  return std::move(kept.segments);
 }
 
 }  // namespace farspan::agent

@@ -30,8 +30,8 @@ class Offers {
   uint64_t make(wire::OutFrame& frame, uint64_t from);
   // The peer has read it, or need not any more.
   void withdraw(uint64_t id) noexcept;
-  // The same, for a peer that cannot read them: to be sent. Empty: withdrawn before.
-  std::vector<Buffer> take(uint64_t id) noexcept;
+  // For a peer that cannot read them. Empty: withdrawn before.
+  std::vector<Buffer> segments_of(uint64_t id) const;
   // Withdraws all; later ones are not made.
   void close() noexcept;
 
@@ -44,12 +44,12 @@ class Offers {
     std::unique_ptr<std::atomic<uint64_t>> mark;
     std::vector<Buffer> segments;
   };
-  std::vector<Buffer> release(Kept kept) noexcept;
+  void release(Kept kept) noexcept;
 
   std::atomic<size_t> count_{0};
   std::atomic<uint64_t> bytes_{0}, made_{0};
   const uint64_t first_mark_;  // random: no other process has the same marks
-  Mutex mutex_;
+  mutable Mutex mutex_;
   bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
   uint64_t last_id_ FARSPAN_GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, Kept> kept_ FARSPAN_GUARDED_BY(mutex_);

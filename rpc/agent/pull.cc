@@ -61,14 +61,18 @@ void Pull::read(const Piece& piece) noexcept {
   if (error != 0) error_.store(error, std::memory_order_relaxed);
 }
 
+bool Pull::does_mark_stand() const noexcept {
+  uint64_t mark = 0;
+  const uint64_t at = frame_.offer.mark_address;
+  return net::read_process_memory(process_, at, &mark, sizeof mark) == 0 &&
+         mark == frame_.offer.mark;
+}
+
 void Pull::leave() {
   if (left_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   int error = error_.load(std::memory_order_relaxed);
-  uint64_t mark = 0;
-  if (error == 0) {
-    error = net::read_process_memory(process_, frame_.offer.mark_address, &mark, sizeof mark);
-  }
-  if (error == 0 && mark != frame_.offer.mark) error = ESTALE;
+  // Memory that is there no more was withdrawn, as a rule.
+  if ((error == 0 || error == EFAULT) && !does_mark_stand()) error = ESTALE;
   on_end_(std::move(frame_), error);
 }
 

@@ -38,6 +38,7 @@ class Pull {
     size_t bytes;
   };
   void read(const Piece& piece) noexcept;
+  bool does_mark_stand() const noexcept;
   void leave();
 
   const pid_t process_;

@@ -66,7 +66,7 @@ class RingReader {
   bool is_writer_to_be_woken() noexcept;
   // False when there are bytes, now that the mark is there; else the writer will see it.
   bool wait_for_bytes() noexcept;
-  void wait_no_more() noexcept { state_.reader_waits.store(0, std::memory_order_relaxed); }
+  void wait_no_more() noexcept { state_.reader_waits.exchange(0, std::memory_order_acq_rel); }
 
  private:
   void get(uint64_t at, std::byte* to, size_t bytes) const noexcept;

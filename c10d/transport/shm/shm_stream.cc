@@ -67,9 +67,9 @@ IoResult ShmStream::write(const iovec* pieces, int count) noexcept {
   const size_t moved = out_.write(pieces, count);
   if (moved > 0) {
     const std::byte signal{};
-    if (out_.is_reader_to_be_woken()) {
-      // A full socket wakes as well, and the end is seen by whoever reads.
-      send(socket_.get(), &signal, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (out_.is_reader_to_be_woken() &&
+        send(socket_.get(), &signal, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN) {
+      shut();  // who cannot be woken must not wait; a socket that is full wakes by itself
     }
     return {IoStatus::kOk, moved, 0};
   }

@@ -66,12 +66,14 @@ class Newcomer final : public net::Source {
   int descriptor() const noexcept override { return descriptor_; }
 
   bool pump(net::Role& role) noexcept override {
+    if (done_) return false;  // the descriptor is the stream's by now
     Introduction introduction;
     net::PassedDescriptors passed;
     const ssize_t got = net::receive_with_descriptors(
         descriptor_, std::as_writable_bytes(std::span(&introduction, 1)), passed);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     const auto keep = shared_from_this();
+    done_ = true;
     reactor_.remove(*this);
     reactor_.timers().cancel(timer_);
     role.release();
@@ -80,6 +82,7 @@ class Newcomer final : public net::Source {
     } else if (got > 0) {
       refuse("it speaks another protocol or version");
     }
+    hang_up();
     return true;
   }
 
@@ -104,6 +107,12 @@ class Newcomer final : public net::Source {
         "turned away who connected to " + description_ + ": " + why);
   }
 
+  // Unless a stream has the socket.
+  void hang_up() noexcept {
+    MutexLock lock(mutex_);
+    socket_.reset();
+  }
+
   // Whoever reads sees the end.
   void give_up() noexcept {
     MutexLock lock(mutex_);
@@ -115,6 +124,7 @@ class Newcomer final : public net::Source {
   const std::string description_;
   const OnAccept on_accept_;
   net::TimerId timer_ = 0;
+  bool done_ = false;  // of the holder of the role
   Mutex mutex_;
   net::OwnedDescriptor socket_ FARSPAN_GUARDED_BY(mutex_);  // until a stream has it
 };

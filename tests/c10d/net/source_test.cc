@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include <farspan/c10d/net/level.h>
+
 #include "c10d/net/mailbox.h"
 #include "c10d/net/tasks.h"
 
@@ -341,6 +343,35 @@ TEST(Source, AThreadThatBlocksTwiceCountsOnce) {
     const auto now = stopped.reactor.counters();
     return now.blocked == 0 && now.running == 0;
   }));
+}
+
+// A line on which bytes pass without end, though none of them is a whole message.
+class BusyLine final : public net::Source {
+ public:
+  int descriptor() const noexcept override { return level_.descriptor(); }
+  bool pump(net::Role&) noexcept override {
+    ++passed_;
+    return false;
+  }
+  uint64_t passed_bytes() const noexcept override { return passed_; }
+
+ private:
+  net::Level level_;
+  std::atomic<uint64_t> passed_{0};
+};
+
+TEST(ReactorWait, ATaskThatWaitsWhileBytesPassLetsOthersRun) {
+  Reactor reactor({.threads = 1});
+  const auto line = std::make_shared<BusyLine>();
+  reactor.add(line);
+  Promise<void> answer;
+  const auto waiting = run(reactor, [&] {
+    reactor.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(20)), line.get());
+  });
+  EXPECT_TRUE(eventually([&] { return line->passed_bytes() > 0; }));
+  EXPECT_TRUE(ends(run(reactor, [&] { answer.set_value(); })));
+  EXPECT_TRUE(ends(waiting));
+  reactor.remove(*line);
 }
 
 }  // namespace

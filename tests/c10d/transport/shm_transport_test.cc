@@ -12,6 +12,7 @@
 #include <atomic>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <farspan/c10d/net/unix_socket.h>
@@ -77,6 +78,22 @@ TEST_F(ShmTransportTest, WhoBringsNothingOrSomethingElseIsTurnedAway) {
   ASSERT_TRUE(connected.wait_for(Millis(20'000)));
   EXPECT_FALSE(connected.has_error());
   EXPECT_TRUE(eventually([&] { return accepted_ == 1; }));
+}
+
+TEST_F(ShmTransportTest, WhoHangsUpAtOnceIsForgotten) {
+  const std::string endpoint = listener_->endpoint();
+  const std::string name = endpoint.substr(5, endpoint.rfind(";host=") - 5);
+  for (int i = 0; i < 10; ++i) {
+    const net::OwnedDescriptor socket = net::new_unix_socket();
+    ASSERT_EQ(net::connect_unix(socket.get(), name), 0);
+  }
+  const auto connected = connect(endpoint, Deadline::after(Millis(20'000)));
+  ASSERT_TRUE(connected.wait_for(Millis(20'000)));
+  ASSERT_TRUE(eventually([&] { return accepted_ == 1; }));
+  // Expect: nobody polls for those who are gone.
+  const uint64_t hits = reactor_.counters().spin_hits;
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LE(reactor_.counters().spin_hits, hits + 20);
 }
 
 // Two ends without a transport.

@@ -281,6 +281,8 @@ class OfferTest : public ConnectionTest {
     agent_.handle(wire::Kind::kOptimizer, Messenger::Run::kInline, [this](Request request) {
       bytes_.set_value(bytes_of(request.frame().segments.at(1)));
     });
+    // Before, everything travels: the welcome leaves a moment earlier.
+    EXPECT_TRUE(eventually([&] { return agent_.counters().connections == 1; }));
   }
 
   // A call with a large argument, as the stranger hears it.
@@ -358,7 +360,7 @@ TEST_F(OfferTest, ACallThatIsOverWithdrawsWhatItOffered) {
   EXPECT_EQ(answer_.error().code(), Code::kTimeout);
   EXPECT_EQ(large.owner().use_count(), 1) << "before its caller hears of the end";
   RawFrame ask = about_offer(kAsk, heard_.offer.id);
-  put(ask.meta, uint64_t{ESTALE});
+  put(ask.meta, uint64_t{EFAULT});
   stranger_->say(ask);
   const wire::InFrame bytes = stranger_->hear().value();
   EXPECT_EQ(static_cast<uint8_t>(bytes.header.kind), kBytes);
@@ -403,13 +405,32 @@ TEST_F(OfferTest, WhatWasNotWhatWasOfferedIsAskedFor) {
   EXPECT_TRUE(eventually([&] { return arrived_ == 1; }));
 }
 
-TEST_F(OfferTest, ARequestThatWasWithdrawnIsDropped) {
+TEST_F(OfferTest, ARequestThatWasWithdrawnIsDroppedAndCounts) {
+  const uint64_t before = agent_.counters().requests_received;
   stranger_->say(offering(large_, false));
   stranger_->hear();
   stranger_->say(about_offer(kBytes, 7));
   stranger_->say(one_way());
   EXPECT_TRUE(eventually([&] { return arrived_ == 1; }));
   EXPECT_FALSE(bytes_.future().ready());
+  EXPECT_EQ(agent_.counters().requests_received, before + 2) << "or a shutdown waits for it";
+}
+
+TEST_F(OfferTest, WhoStopsWaitsForWhoAsks) {
+  wire::OutFrame frame;
+  frame.header.kind = wire::Kind::kRRefControl;
+  frame.segments = {Buffer::copy_of(large_)};
+  agent_.post(1, frame);
+  const uint64_t offer = stranger_->hear().value().offer.id;
+  ASSERT_NE(offer, 0u);
+  std::thread stopping([&] { agent_.stop(); });
+  EXPECT_EQ(stranger_->hear().value().header.kind, wire::Kind::kGoodbye);
+  stranger_->say(about_offer(kAsk, offer));
+  const auto bytes = stranger_->hear();
+  ASSERT_TRUE(bytes);
+  EXPECT_EQ(static_cast<uint8_t>(bytes->header.kind), kBytes);
+  EXPECT_EQ(bytes->segments.size(), 1u);
+  stopping.join();
 }
 
 TEST_F(OfferTest, OtherBytesThanWereOfferedEndTheLine) {

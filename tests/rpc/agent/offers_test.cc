@@ -57,7 +57,7 @@ TEST(Offers, KeepsWhatIsLargeAndHasAnOwnerUntilItIsWithdrawn) {
   EXPECT_EQ(offers.count(), 0u);
   EXPECT_EQ(offers.bytes(), 0u);
   offers.withdraw(id);  // again: nothing
-  EXPECT_TRUE(offers.take(id).empty());
+  EXPECT_TRUE(offers.segments_of(id).empty());
 }
 
 TEST(Offers, NothingLargeIsNoOffer) {
@@ -71,15 +71,16 @@ TEST(Offers, NothingLargeIsNoOffer) {
   EXPECT_EQ(offers.made(), 0u);
 }
 
-TEST(Offers, WhatIsTakenIsTheBytesAndItsMarkIsGone) {
+TEST(Offers, KnowsTheBytesForWhoCannotReadThem) {
   Offers offers;
   auto frame = frame_of({Buffer::copy_of(pattern(kFrom, 1)), Buffer::copy_of(pattern(3)),
                          Buffer::copy_of(pattern(kFrom + 5, 2))});
   const uint64_t id = offers.make(frame, kFrom);
-  const auto taken = offers.take(id);
-  ASSERT_EQ(taken.size(), 2u);
-  EXPECT_TRUE(same(taken[0].span(), pattern(kFrom, 1)));
-  EXPECT_TRUE(same(taken[1].span(), pattern(kFrom + 5, 2)));
+  const auto segments = offers.segments_of(id);
+  ASSERT_EQ(segments.size(), 2u);
+  EXPECT_TRUE(same(segments[0].span(), pattern(kFrom, 1)));
+  EXPECT_TRUE(same(segments[1].span(), pattern(kFrom + 5, 2)));
+  EXPECT_EQ(offers.count(), 1u) << "it is kept until it is withdrawn";
 }
 
 // What the receiver of the frame would have.
@@ -132,6 +133,23 @@ TEST(Pull, WhatWasWithdrawnMeanwhileIsNotTaken) {
   Pull(getpid(), frame, ended.callback()).run();
   EXPECT_EQ(ended.times, 1);
   EXPECT_NE(ended.error, 0);
+}
+
+TEST(Pull, WhatWasWithdrawnAndGivenBackToTheSystemIsLateToo) {
+  Offers offers;
+  const size_t bytes = 1 << 20;
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  std::shared_ptr<void> owner(memory, [bytes](void* gone) { munmap(gone, bytes); });
+  auto sent = frame_of({Buffer(static_cast<std::byte*>(memory), bytes, std::move(owner))});
+  const uint64_t id = offers.make(sent, kFrom);
+  const auto frame = received(sent);
+  sent.segments.clear();
+  offers.withdraw(id);
+  Ended ended;
+  Pull(getpid(), frame, ended.callback()).run();
+  EXPECT_EQ(ended.error, ESTALE);
 }
 
 TEST(Pull, MemoryThatIsNotThereIsAnError) {

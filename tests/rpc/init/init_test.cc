@@ -123,8 +123,8 @@ TEST(InitRpc, ProcessesFindEachOtherByTheEnvironment) {
   EXPECT_EQ(end.status, 0) << end.output;
   // Expect: within a host by unix sockets, which come first; to itself without any socket.
   EXPECT_THAT(end.output, HasSubstr("w0 over loopback"));
-  EXPECT_THAT(end.output, HasSubstr("w1 over unix"));
-  EXPECT_THAT(end.output, HasSubstr("w2 over unix"));
+  EXPECT_THAT(end.output, HasSubstr("w1 over shm"));
+  EXPECT_THAT(end.output, HasSubstr("w2 over shm"));
 }
 
 TEST(InitRpc, RankZeroHostsTheStoreWhereNoLauncherDoes) {
@@ -252,7 +252,7 @@ TEST(InitRpc, WorkersMeetInAServerAgain) {
     launch.start("call_all", 1, 2, there);
     const Process::End end = launch.start("call_all", 0, 2, there).wait(30s);
     EXPECT_EQ(end.status, 0) << end.output;
-    EXPECT_THAT(end.output, HasSubstr("w1 over unix"));
+    EXPECT_THAT(end.output, HasSubstr("w1 over shm"));
   }
   if (found == 0) GTEST_SKIP() << "neither Redis nor etcd is here";
 }
