@@ -3,6 +3,7 @@
 #include <farspan/rpc/agent/connection.h>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -10,6 +11,8 @@
 #include <future>
 #include <thread>
 #include <tuple>
+
+#include <farspan/c10d/net/process_memory.h>
 
 #include "rpc/agent/stranger.h"
 #include "support/agents.h"
@@ -294,8 +297,11 @@ class OfferTest : public ConnectionTest {
     agent_.call(1, frame, deadline, answer, false);
     heard_ = stranger_->hear().value();
   }
+  // As a peer reads it.
   uint64_t mark() const {
-    return reinterpret_cast<const std::atomic<uint64_t>*>(heard_.offer.mark_address)->load();
+    uint64_t mark = 0;
+    EXPECT_EQ(net::read_process_memory(getpid(), heard_.offer.mark_address, &mark, sizeof mark), 0);
+    return mark;
   }
   // A one-way request that offers its second segment, under a mark that stands or not.
   RawFrame offering(const Bytes& large, bool stands = true) {
