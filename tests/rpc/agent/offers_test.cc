@@ -141,7 +141,7 @@ TEST(Pull, WhatWasWithdrawnAndGivenBackToTheSystemIsLateToo) {
   void* const memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
-  std::shared_ptr<void> owner(memory, [bytes](void* gone) { munmap(gone, bytes); });
+  std::shared_ptr<void> owner(memory, [](void* gone) { munmap(gone, bytes); });
   auto sent = frame_of({Buffer(static_cast<std::byte*>(memory), bytes, std::move(owner))});
   const uint64_t id = offers.make(sent, kFrom);
   const auto frame = received(sent);
