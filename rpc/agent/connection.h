@@ -156,7 +156,8 @@ class Connection final : public net::Source, public ReplyRoute {
   void hand_on_whole(wire::InFrame&& frame);
   void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
-  void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error);
+  void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
+                        std::vector<Buffer> segments = {});
   void send_instead(const wire::OutFrame& frame, const Error& why);
   Heartbeat::Traffic traffic() const noexcept;
   bool is_waited_for() const noexcept;
@@ -190,7 +191,6 @@ class Connection final : public net::Source, public ReplyRoute {
   Offers offers_;
   std::atomic<bool> may_offer_{false};  // as far as is known
   std::atomic<bool> has_failed_to_read_{false};
-  std::atomic<uint64_t> pulled_{0};  // bytes, out of the peer's memory
 
   // Set by open(), constant after it; the reader belongs to the holder of the role.
   bool attaches_ = false;

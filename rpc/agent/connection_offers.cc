@@ -30,12 +30,14 @@ uint64_t Connection::offer(wire::OutFrame& frame) {
 }
 
 // What is about offers has the offer's id for a request's.
-void Connection::send_about_offer(wire::Kind kind, uint64_t id, uint64_t error) {
+void Connection::send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
+                                  std::vector<Buffer> segments) {
   wire::OutFrame frame;
   frame.header.kind = kind;
   frame.header.flags = wire::kOneWay;
   frame.header.request_id = id;
   if (error != 0) frame.meta = std::as_bytes(std::span(&error, 1));
+  frame.segments = std::move(segments);
   after_send(outbox_.send(frame), false);
 }
 
@@ -64,9 +66,6 @@ void Connection::pull(wire::InFrame&& frame) {
 void Connection::on_pulled(wire::InFrame frame, int error) {
   const uint64_t id = frame.offer.id;
   if (error == 0) {
-    for (size_t i = 0; i < frame.segments.size(); ++i) {
-      if (frame.offered[i] != 0) pulled_.fetch_add(frame.segments[i].size());
-    }
     send_about_offer(wire::Kind::kTaken, id, 0);
     hand_on_whole(std::move(frame));
   } else {
@@ -93,14 +92,10 @@ void Connection::on_offer(wire::InFrame&& frame) {
   if (frame.header.kind == wire::Kind::kBytes) return on_bytes(std::move(frame));
   uint64_t error = 0;
   if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
-  wire::OutFrame bytes;
-  bytes.header.kind = wire::Kind::kBytes;
-  bytes.header.flags = wire::kOneWay;
-  bytes.header.request_id = id;
-  bytes.segments = offers_.segments_of(id);
+  std::vector<Buffer> segments = offers_.segments_of(id);
   // What was withdrawn cannot be read by anybody.
-  if (!bytes.segments.empty() && error != ESTALE) may_offer_.store(false);
-  after_send(outbox_.send(bytes), false);
+  if (!segments.empty() && error != ESTALE) may_offer_.store(false);
+  send_about_offer(wire::Kind::kBytes, id, 0, std::move(segments));
   offers_.withdraw(id);
   make_room();
 }
