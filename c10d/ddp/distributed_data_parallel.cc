@@ -7,7 +7,9 @@ namespace {
 
 const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
   if (module) return *module;
-  throw Error(Code::kInvalidArgument, "the module is null").operation("DistributedDataParallel");
+  throw Error(Code::kInvalidArgument, "the module is null")
+      .operation("DistributedDataParallel")
+      .advice("make the module first: std::make_shared<Net>()");
 }
 
 }  // namespace

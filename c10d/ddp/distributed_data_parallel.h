@@ -72,7 +72,8 @@ class DataParallelModule : public torch::nn::Module {
 
   // How buckets are reduced, in place of an average by all_reduce; those of sparse gradients are
   // always averaged. The same on all ranks.
-  //   throws  Error kInvalidArgument: there is one already, or there has been a forward pass
+  //   throws  Error kInvalidArgument: it is empty, there is one already, or there has been a
+  //           forward pass
   void register_comm_hook(CommHook hook);
 
   // What this rank has measured, and how its gradients are put together.
@@ -114,9 +115,10 @@ struct ContainedModule<T> {
 // Each gradient is the sum of those of the ranks, in their order, divided by their number; the same
 // bits on all ranks.
 //
-// Errors come out of forward() and backward(): kInvalidArgument (names parameters and says what to
-// set), and those of collectives, kDisconnected say. After one it is of no use, on all ranks; the
-// ranks that are left can make a new_group() and a new DistributedDataParallel of the same module.
+// Errors come out of forward() and backward(), and name the module: kInvalidArgument (names
+// parameters and says what to set), and those of collectives: kDisconnected, or kTimeout and
+// kShapeMismatch where ranks run other passes. After one it is of no use, on all ranks; ranks that
+// go on can make a new_group() and a new DistributedDataParallel of the same module.
 //
 // Threading: one thread at a time. Lifetime: longer than the backward passes of its forward passes.
 template <class Net>
@@ -131,7 +133,7 @@ class DistributedDataParallel : public detail::DataParallelModule {
       : DataParallelModule(module, options), module_(std::move(module)) {}
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<Contained>& holder,
                                    const DdpOptions& options = {})
-      : DistributedDataParallel(holder.ptr(), options) {}
+      : DistributedDataParallel(holder.is_empty() ? nullptr : holder.ptr(), options) {}
 
   // What the module's forward() takes and returns.
   //   throws  Error: see above; kInvalidArgument: the options need the tensors in what it returns,

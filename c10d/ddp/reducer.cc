@@ -52,8 +52,12 @@ class Reducer::GradientHook final : public torch::autograd::FunctionPostHook {
 
 std::shared_ptr<Reducer> Reducer::make(ModuleState state, const DdpOptions& options) {
   const std::shared_ptr<Reducer> reducer(new Reducer(std::move(state), options));
-  check_same_on_all_ranks(reducer->state_, options, reducer->group_);
-  if (options.init_sync) broadcast_tensors(reducer->state_.all(), 0, reducer->group_);
+  try {
+    check_same_on_all_ranks(reducer->state_, options, reducer->group_);
+    if (options.init_sync) broadcast_tensors(reducer->state_.all(), 0, reducer->group_);
+  } catch (const Error& error) {
+    throw reducer->named(error);
+  }
   for (size_t i = 0; i < reducer->state_.parameters.size(); ++i) reducer->hook(i);
   return reducer;
 }
@@ -123,6 +127,7 @@ void Reducer::set_hook(CommHook hook) {
   const auto refuse = [](const char* what, const char* advice) {
     throw Error(Code::kInvalidArgument, what).operation("register_comm_hook").advice(advice);
   };
+  if (!hook) refuse("the communication hook is empty", "pass a function");
   if (hook_) refuse("there is a communication hook already", "register one, once");
   if (progress_.phase() != Phase::kIdle || reductions_ > 0) {
     refuse("there has been a forward pass", "register the hook before the first one");
@@ -134,13 +139,29 @@ void Reducer::check_usable() const {
   if (failure_) {
     throw Error(failure_->code(), std::string("it failed before: ") + failure_->what())
         .operation("DistributedDataParallel of " + state_.type)
-        .advice("make a new one, of the ranks that are left");
+        .advice("make a new one, of the ranks that go on");
   }
   if (backward_failed_.load(std::memory_order_acquire)) {
     throw Error(Code::kCancelled, "a backward pass has thrown, and gradients are reduced in part")
         .operation("DistributedDataParallel of " + state_.type)
         .advice("make a new one");
   }
+}
+
+Error Reducer::named(Error error) const {
+  constexpr const char* kOwn = "DistributedDataParallel";
+  if (error.operation().starts_with(kOwn)) return error;
+  const std::string inner = error.operation();
+  error.operation(kOwn + (" of " + state_.type) + (inner.empty() ? "" : ", its " + inner));
+  // What it comes from is often what ranks do with DDP.
+  const bool may_differ = error.code() == Code::kTimeout || error.code() == Code::kShapeMismatch ||
+                          error.message().ends_with("has left the group");
+  if (!may_differ) return error;
+  return error.advice(
+      "all ranks must make it, and run as many forward and backward passes: with join() they may "
+      "have different "
+      "numbers of inputs, and module() can be evaluated on one rank alone; else look at what that "
+      "rank does");
 }
 
 void Reducer::fail(const Error& error) noexcept {

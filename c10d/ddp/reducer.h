@@ -81,8 +81,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer.cc: around forward passes.
   void check_usable() const;
   void fail(const Error& error) noexcept;
+  // The same of DDP, for users that have not called any collective.
+  Error named(Error error) const;
   template <class Fn>
   void guarded(Fn&& fn);
+  template <class Fn>
+  auto of_hook(Fn&& fn) const;
   void rebuild(int source);
   void forget_iteration();
   void watch_outputs(const std::vector<at::Tensor>& outputs);
@@ -152,6 +156,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   DdpStopwatch stopwatch_;
 };
 
+// What the user's function throws, by name.
+template <class Fn>
+auto Reducer::of_hook(Fn&& fn) const {
+  try {
+    return fn();
+  } catch (...) {
+    Error error = to_error(std::current_exception(), Code::kRemote);
+    const std::string inner = error.operation();
+    throw error.operation("DistributedDataParallel of " + state_.type + ", communication hook" +
+                          (inner.empty() ? "" : ", its " + inner));
+  }
+}
+
 // What fails in it fails the reducer.
 template <class Fn>
 void Reducer::guarded(Fn&& fn) {
@@ -159,7 +176,7 @@ void Reducer::guarded(Fn&& fn) {
     check_usable();
     fn();
   } catch (...) {
-    const Error error = to_error(std::current_exception(), Code::kRemote);  // of a hook
+    const Error error = named(to_error(std::current_exception()));
     fail(error);
     throw error;
   }

@@ -233,7 +233,16 @@ void Reducer::launch_bucket(size_t index) {
   }
   const bool is_last = index + 1 == slots_.size();
   GradBucket bucket(slot.bucket, index, is_last, group_, divisor());
-  slot.result = hook_ ? hook_(bucket) : start_average(bucket, bucket.buffer());
+  if (!hook_) {
+    slot.result = start_average(bucket, bucket.buffer());
+    return;
+  }
+  slot.result = of_hook([&] { return hook_(bucket); });
+  if (!slot.result) {
+    throw Error(Code::kInvalidArgument, "the communication hook gave no function for its result")
+        .operation("DistributedDataParallel of " + state_.type)
+        .advice("return one that gives the averaged gradients");
+  }
 }
 
 }  // namespace farspan::dist

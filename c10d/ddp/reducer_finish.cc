@@ -29,7 +29,8 @@ void Reducer::finish() {
 
 void Reducer::finish_bucket(size_t index) {
   Slot& slot = slots_[index];
-  const at::Tensor average = std::exchange(slot.result, nullptr)();
+  const BucketResult result = std::exchange(slot.result, nullptr);
+  const at::Tensor average = hook_ && !slot.sparse ? of_hook(result) : result();
   if (slot.sparse) return;
   const at::Tensor& flat = slot.bucket.flat();
   if (average.unsafeGetTensorImpl() == flat.unsafeGetTensorImpl()) return;
@@ -39,7 +40,8 @@ void Reducer::finish_bucket(size_t index) {
                     (average.defined() ? std::to_string(average.numel()) + " elements"
                                        : std::string("no tensor")) +
                     " for a bucket of " + std::to_string(flat.numel()))
-        .operation("DistributedDataParallel of " + state_.type);
+        .operation("DistributedDataParallel of " + state_.type)
+        .advice("give as many as GradBucket::buffer() has, of any dtype, in its order");
   }
   const at::NoGradGuard no_grad;
   at::Tensor(flat).copy_(average.reshape({-1}));

@@ -26,7 +26,11 @@ int Reducer::tell(int step) {
   const at::Tensor all = at::from_blob(steps.data(), {static_cast<int64_t>(ranks)}, at::kInt);
   CollectiveOptions with;
   with.group = group_;
-  all_gather_into_tensor(all, mine, with);
+  try {
+    all_gather_into_tensor(all, mine, with);
+  } catch (const Error& error) {
+    throw named(error);
+  }
   return join_->hear({steps.begin(), steps.end()});
 }
 

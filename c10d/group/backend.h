@@ -51,6 +51,8 @@ struct GroupSpec {
   std::string name;        // the same on all its ranks, and used once
   std::vector<int> ranks;  // in the default group, by rank in this one
   int rank = 0;            // in this group
+  // For people, in errors.
+  std::string label = "the default group";
 
   int size() const noexcept { return static_cast<int>(ranks.size()); }
   // 64 bits of the name, for what travels.

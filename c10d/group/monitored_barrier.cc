@@ -68,9 +68,9 @@ void answer_until_over(const Barrier& barrier, std::atomic<int64_t>& kept_questi
       tell(barrier, 0, kReplyTag, {word.barrier, barrier.number});
     } else if (word.barrier == barrier.number) {
       if (word.what == 0) return;
-      throw Error(Code::kTimeout, std::to_string(word.what) + " of " +
-                                      std::to_string(barrier.group->size()) +
-                                      " ranks did not come in time")
+      throw Error(Code::kTimeout, barrier.name_of(0) + " gave up: " + std::to_string(word.what) +
+                                      " of " + std::to_string(barrier.group->size()) +
+                                      " ranks had not come in time")
           .advice(barrier.name_of(0) + " says who");
     }
   }
@@ -158,8 +158,7 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
       come(barrier, barriers.kept_question);
     }
   } catch (Error& error) {
-    throw error.operation("monitored_barrier of the group '" + group->name() + "'")
-        .elapsed(Clock::now() - called);
+    throw error.operation("monitored_barrier of " + group->label()).elapsed(Clock::now() - called);
   }
 }
 

@@ -68,8 +68,7 @@ int Transfer::end(const Future<int>& done) {
       message_.peer < 0 ? "any rank" : "rank " + std::to_string(group_->global_rank(message_.peer));
   std::string what = describe(signature_) + (kind_ == Kind::kSend ? " to " : " from ") + peer +
                      ", tag " + std::to_string(message_.tag) + ", message " +
-                     std::to_string(signature_.sequence) + " of this rank in the group '" +
-                     group_->name() + "'";
+                     std::to_string(signature_.sequence) + " of this rank in " + group_->label();
   throw error.operation(std::move(what)).elapsed(Clock::now() - called_);
 }
 

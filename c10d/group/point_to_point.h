@@ -14,7 +14,7 @@
 //   throws   Error: kInvalidArgument (arguments that make no sense), kShapeMismatch (what came has
 //            another type or size), kTimeout (names who is waited for), kDisconnected (names who is
 //            gone, or has left the group), kCancelled, kShutdown. They end this operation only: the
-//            group can be used on.
+//            group can be used on. After a collective of the group has failed, messages fail, too.
 //
 // Threading: any thread. Two that receive at once, with one source and tag, get one message each.
 #pragma once
@@ -39,7 +39,8 @@ struct MessageOptions {
 };
 
 // Returns when the tensor may be changed again. That says nothing of whether it has been received:
-// small ones are kept by the receiver, and a large one's send ends with its receive.
+// small ones are kept by the receiver, and a large one's send ends with its receive. So a rank that
+// sends to itself, and receives next, does so for small ones only; for others: isend, or a batch.
 void send(const at::Tensor& tensor, int dst, const MessageOptions& options = {});
 // The same, which returns at once; the tensor must not be changed until it has ended.
 Work isend(const at::Tensor& tensor, int dst, const MessageOptions& options = {});

@@ -27,9 +27,32 @@ uint64_t hash_of(const std::vector<int>& numbers) noexcept {
   return hash.value();
 }
 
+// What can be done about a collective that has failed.
+const char* advice_for(Code code) noexcept {
+  switch (code) {
+    case Code::kShapeMismatch:
+      return "call the same operations, in the same order and of the same sizes, on all ranks";
+    case Code::kDisconnected:
+      return "look at that rank's own error; ranks that go on can make a new_group()";
+    default:
+      return "";
+  }
+}
+
+// "group 2 of ranks 0, 1": the second that was made of them.
+std::string label_of(const std::vector<int>& ranks, uint64_t number) {
+  constexpr size_t kNamed = 8;
+  std::string text = "group " + std::to_string(number) + " of ";
+  if (ranks.size() <= kNamed) return text + "ranks " + join(ranks);
+  return text + std::to_string(ranks.size()) + " ranks (" +
+         join({ranks.begin(), ranks.begin() + kNamed}) + " and others)";
+}
+
 void check_ranks(const std::vector<int>& ranks, const ProcessGroup& parent) {
   const auto refuse = [](const std::string& what) {
-    throw Error(Code::kInvalidArgument, what).operation("new_group");
+    throw Error(Code::kInvalidArgument, what)
+        .operation("new_group")
+        .advice("name ranks of the default group, or of the group that it is made out of, once");
   };
   if (ranks.empty()) refuse("no rank was named");
   std::set<int> seen;
@@ -97,7 +120,7 @@ std::optional<Error> ProcessGroup::failure() const {
 }
 
 std::string ProcessGroup::dump() const {
-  std::string text = "group '" + name() + "', rank " + std::to_string(rank()) + " of " +
+  std::string text = label() + " ('" + name() + "'), rank " + std::to_string(rank()) + " of " +
                      std::to_string(size()) + ", " + std::string(backend_name()) + "\n";
   const auto records = history_.records();
   const TimePoint now = Clock::now();  // after the last of them
@@ -129,16 +152,17 @@ uint64_t ProcessGroup::count_groups_of(const std::vector<int>& ranks) {
 void ProcessGroup::check_usable(const Signature& signature) const {
   if (!failed_.load(std::memory_order_acquire)) return;
   const Error first = *failure();
-  throw Error(first.code(), "the group '" + name() + "' failed before: " + first.what())
+  throw Error(first.code(), label() + " failed before: " + first.what())
       .operation(describe(signature))
-      .advice("make a new_group() of the ranks that are left");
+      .advice("make a new_group() of the ranks that go on");
 }
 
 Error ProcessGroup::fail(Error error, const Signature& signature,
                          Clock::duration elapsed) noexcept {
-  error.operation(describe(signature) + ", call " + std::to_string(signature.sequence) +
-                  " of the group '" + name() + "'");
+  error.operation(describe(signature) + ", call " + std::to_string(signature.sequence) + " of " +
+                  label());
   error.elapsed(elapsed);
+  if (error.advice().empty()) error.advice(advice_for(error.code()));
   {
     MutexLock lock(mutex_);
     if (!failure_) failure_ = error;
@@ -146,7 +170,11 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
   }
   // Others cannot know of what went wrong on this side of the backend.
   backend_->abort(error);
-  if (error.code() == Code::kTimeout) log(LogLevel::kWarning, "c10d/group", dump());
+  if (error.code() == Code::kTimeout) {
+    std::string last = dump();
+    last.pop_back();  // the log ends the line
+    log(LogLevel::kWarning, "c10d/group", last);
+  }
   return error;
 }
 
@@ -191,9 +219,12 @@ Group new_group_of(const Group& parent, const std::vector<int>& ranks,
   if (spec.rank >= 0) {
     char hash[17];
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(hash_of(ranks)));
-    spec.name = parent->name() + "/" + hash + "." + std::to_string(parent->count_groups_of(ranks));
+    const uint64_t number = parent->count_groups_of(ranks);
+    spec.name = parent->name() + "/" + hash + "." + std::to_string(number);
+    spec.label = label_of(ranks, number);
   } else {
     spec.name = parent->name() + "/of others";
+    spec.label = "a group of others";
   }
   auto backend = spec.rank < 0 ? nullptr : parent->backend().subgroup(spec);
   return std::make_shared<ProcessGroup>(std::move(spec), parent->own_global_rank(),

@@ -35,7 +35,7 @@ struct MonitoredBarriers {
 // Ranks of operations count in the default group, as in PyTorch, unless said otherwise.
 //
 // Once a collective has failed for another reason than its arguments, the group is of no use, and
-// each later one says so; the ranks that are left can make a new_group().
+// each later one says so; ranks that want to go on can make a new_group().
 //
 // Threading: every method from any thread. Calls of one group from several threads need an order
 //            of their own, since it must be the same on every rank; other groups do not wait.
@@ -50,6 +50,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   const std::string& name() const noexcept { return spec_.name; }
+  // "the default group", "group 1 of ranks 0, 2": as errors call it.
+  const std::string& label() const noexcept { return spec_.label; }
   std::string_view backend_name() const noexcept;
 
   // This process in the group, or -1; how many there are; who they are in the default group.

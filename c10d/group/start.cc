@@ -10,8 +10,12 @@ namespace farspan::dist {
 using at::Tensor;
 
 Start::Start(Op op, const Group& group) : group_(group ? group : default_group()) {
-  group_->backend();
   signature_.op = op;
+  try {
+    group_->backend();
+  } catch (Error& error) {
+    throw error.operation(std::string(name_of(op)));
+  }
 }
 
 void Start::refuse(const std::string& what, const char* advice) const {

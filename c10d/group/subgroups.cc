@@ -50,8 +50,9 @@ Group split_group(int color, int key, const SubgroupOptions& options) {
   std::vector<int> ranks;
   for (const auto& [at, rank] : chosen) ranks.push_back(parent->global_rank(rank));
   if (!declines) return new_group_of(parent, ranks, options.timeout);
-  return std::make_shared<ProcessGroup>(GroupSpec{parent->name() + "/of others", ranks, -1},
-                                        parent->own_global_rank(), nullptr, parent->timeout());
+  return std::make_shared<ProcessGroup>(
+      GroupSpec{parent->name() + "/of others", ranks, -1, "a group of others"},
+      parent->own_global_rank(), nullptr, parent->timeout());
 }
 
 Group split_group(const std::vector<std::vector<int>>& split_ranks,

@@ -37,8 +37,9 @@ DType dtype_of(const Tensor& tensor) { return *dtype_to_wire(tensor.scalar_type(
 
 void check_written(const Tensor& tensor) {
   if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
-  throw Error(Code::kInvalidArgument, "elements of a tensor that is written to share memory")
-      .advice("an expanded tensor has too few: use .clone()");
+  throw Error(Code::kInvalidArgument,
+              "the tensor that is to be written has elements that share memory")
+      .advice("an expanded tensor has too few of its own: use .clone()");
 }
 
 TensorBlock::TensorBlock(const Tensor& tensor, Use use) : tensor_(tensor), use_(use) {

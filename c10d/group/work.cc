@@ -2,6 +2,16 @@
 
 namespace farspan::dist {
 
+void Work::wait(Millis timeout) const {
+  if (timeout != kNoTimeout && !done_.wait_for(timeout)) {
+    throw Error(Code::kTimeout, "the operation has not ended")
+        .operation("Work::wait")
+        .elapsed(timeout)
+        .advice("it goes on: wait again, or do without a timeout; its own deadline ends it");
+  }
+  done_.wait();
+}
+
 int Work::source_rank() const {
   const int rank = done_.value();
   if (rank >= 0) return rank;

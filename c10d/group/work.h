@@ -26,7 +26,7 @@ class Work {
   //   timeout  for this wait only: the operation goes on; kNoTimeout waits for the operation's end,
   //            which its own deadline brings
   //   throws   Error of the operation, or kTimeout when `timeout` passed first
-  void wait(Millis timeout = kNoTimeout) const { done_.wait(timeout); }
+  void wait(Millis timeout = kNoTimeout) const;
 
   // Whether it has ended, well or not. Does not block, nor throw.
   bool is_completed() const noexcept { return done_.ready(); }

@@ -7,6 +7,7 @@
 #include <farspan/c10d/backends/mpi/mpi.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/store/generation.h>
+#include <farspan/c10d/store/launch_environment.h>
 #include <farspan/c10d/store/prefix_store.h>
 #include <farspan/c10d/store/rendezvous.h>
 
@@ -39,9 +40,9 @@ Rendezvous meeting_place(const InitOptions& options) {
   where.rank = options.rank;
   where.world_size = options.world_size;
   where.timeout = options.init_timeout;
-  if (!options.store) return rendezvous(options.init_method, where);
-  const auto member = membership_of(parse_rendezvous_url("env://"), where);
-  return {options.store, member.rank, member.world_size};
+  where.store = options.store;
+  where.wait_for_workers = false;  // agree_on_generation() does, and names who is missing
+  return rendezvous(options.init_method, where);
 }
 
 // All ranks, who meet in a store.
@@ -58,17 +59,32 @@ GroupSpec meet_in_store(const InitOptions& options, Deadline deadline, Joined& m
   return group;
 }
 
-// A process that the launcher does not know is a world of one to it.
-void check_membership(const GroupSpec& group, const InitOptions& options) {
-  const auto check = [](int wanted, int found, const std::string& what) {
-    if (wanted < 0 || wanted == found) return;
-    throw Error(Code::kInvalidArgument, what + " is " + std::to_string(wanted) +
-                                            ", and the launcher says " + std::to_string(found))
-        .advice(
-            "start the ranks with the backend's own launcher, and leave rank and world_size out");
+// A process that the backend's launcher does not know is a world of one to it, whatever else says
+// that there are more ranks.
+void check_membership(const std::string& backend, const GroupSpec& group,
+                      const InitOptions& options) {
+  const LaunchEnvironment environment = LaunchEnvironment::read();
+  const RendezvousUrl url = parse_rendezvous_url(options.init_method);
+  const auto check = [&](int found, int option, const std::string& key,
+                         const std::optional<std::string>& variable,
+                         const std::string& variable_name) {
+    std::string where = variable_name, wanted = variable.value_or("");
+    if (const auto it = url.query.find(key); it != url.query.end()) {
+      where = key + " in the URL";
+      wanted = it->second;
+    }
+    if (option >= 0) {
+      where = "InitOptions::" + key;
+      wanted = std::to_string(option);
+    }
+    if (wanted.empty() || wanted == std::to_string(found)) return;
+    throw Error(Code::kInvalidArgument, where + " is " + wanted + ", and the launcher of '" +
+                                            backend + "' says " + std::to_string(found))
+        .advice("start the ranks with that launcher (mpirun -n 2 program), which numbers them");
   };
-  check(options.rank, group.rank, "rank");
-  check(options.world_size, group.size(), "world_size");
+  check(group.rank, options.rank, "rank", environment.rank, environment.rank_variable);
+  check(group.size(), options.world_size, "world_size", environment.world_size,
+        environment.world_size_variable);
 }
 
 Group join(const std::string& backend, const InitOptions& options, Joined& made) {
@@ -76,7 +92,7 @@ Group join(const std::string& backend, const InitOptions& options, Joined& made)
   context.deadline = Deadline::in(options.init_timeout);
   if (const MeetRanks meet = meeting_of_backend(backend)) {
     context.group = meet(context.deadline);
-    check_membership(context.group, options);
+    check_membership(backend, context.group, options);
   } else {
     context.group = meet_in_store(options, context.deadline, made);
   }
@@ -126,14 +142,15 @@ Group init_process_group(const std::string& backend, const InitOptions& options)
 
 bool is_launched() {
   const LaunchEnvironment found = LaunchEnvironment::read();
-  return found.rank && found.world_size;
+  return found.rank || found.world_size;
 }
 
 void destroy_process_group() {
   MutexLock lock(joined_mutex);
   if (!joined) {
     throw Error(Code::kInvalidArgument, "there is no default group")
-        .operation("destroy_process_group");
+        .operation("destroy_process_group")
+        .advice("call init_process_group() before, and this once");
   }
   const Group group = set_default_group(nullptr);
   wait_for_the_last(*joined);

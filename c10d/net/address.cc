@@ -125,6 +125,11 @@ HostPort parse_host_port(std::string_view text) {
     host = text.substr(0, colon);
     port = text.substr(colon + 1);
   }
+  if (host.empty() && port.empty() && !text.empty() && text.front() != ':') {
+    throw Error(Code::kInvalidArgument,
+                "'" + std::string(text.substr(0, 300)) + "': the port is missing")
+        .advice("write host:port, 1.2.3.4:port or [::1]:port");
+  }
   check_host(host, text);
   return {std::string(host), parse_port(port, "the port of '" + std::string(text) + "'")};
 }

@@ -97,7 +97,7 @@ Error listen_error(const HostPort& where, int code) {
   switch (code) {
     case EADDRINUSE:
       return Error(Code::kAlreadyExists, message)
-          .advice("another program has this port: end it, or choose another (0 takes a free one)");
+          .advice("another program has this port: end it, or choose another");
     case EADDRNOTAVAIL:
     case EAFNOSUPPORT:
       return Error(Code::kUnavailable, message)

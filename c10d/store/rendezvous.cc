@@ -25,11 +25,18 @@ namespace {
 
 constexpr const char* kHowToLaunch =
     "on one host let farspan::spawn() start the workers; else set RANK, WORLD_SIZE, MASTER_ADDR "
-    "and MASTER_PORT for each, as torchrun --no-python does, or WorkerOptions::rank, world_size "
-    "and init_method";
+    "and MASTER_PORT for each, as torchrun --no-python does, or the options rank, world_size and "
+    "init_method";
+constexpr const char* kHowToNumber =
+    "give each worker the options rank and world_size, or ?rank=0&world_size=2 in the URL, or set "
+    "RANK and WORLD_SIZE";
 constexpr const char* kHowToMeet =
     "ranks on several hosts need MASTER_ADDR, an address of rank 0's host, and MASTER_PORT: "
     "mpirun -x MASTER_ADDR=.. -x MASTER_PORT=.., or export them before srun";
+
+const char* how_to_number(const RendezvousUrl& url) {
+  return url.scheme == "env" ? kHowToLaunch : kHowToNumber;
+}
 
 Error refuse(const std::string& message, const std::string& advice) {
   Error error(Code::kInvalidArgument, message);
@@ -55,7 +62,7 @@ std::pair<int, std::string> find_number(int option, const RendezvousUrl& url, co
     const std::string name = std::string(key) + " in the URL";
     return {parse_number(it->second, name), name};
   }
-  if (!variable) throw refuse(variable_name + " is not set", kHowToLaunch);
+  if (!variable) throw refuse(variable_name + " is not set", how_to_number(url));
   return {parse_number(*variable, variable_name), variable_name};
 }
 
@@ -70,8 +77,8 @@ void warn_of_loopback(const net::HostPort& where, const TcpStore& store, const M
                   [](const net::SocketAddress& address) { return address.is_loopback(); })) {
     log(LogLevel::kWarning, "store",
         "'" + where.host + "' is " + addresses.front().to_string() +
-            " here, which workers on other hosts cannot reach; set MASTER_ADDR to this host's IP "
-            "address, or correct /etc/hosts");
+            " here, which workers on other hosts cannot reach; name this host's IP address "
+            "(MASTER_ADDR, or the URL), or correct /etc/hosts");
   }
 }
 
@@ -253,6 +260,10 @@ Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& opti
 Rendezvous rendezvous(const std::string& url, const RendezvousOptions& options) {
   const TimePoint start = Clock::now();
   try {
+    if (options.store) {
+      const Membership member = membership_of({}, options);
+      return {options.store, member.rank, member.world_size};
+    }
     const RendezvousUrl parts = parse_rendezvous_url(url);
     RendezvousHandler handler;
     {

@@ -25,6 +25,7 @@ struct RendezvousOptions {
   // What rank 0 listens on when it hosts the store. Empty: the host that the URL names.
   std::string bind_host;
   bool wait_for_workers = true;
+  std::shared_ptr<Store> store;  // the caller's own: where to meet is not asked of the URL
   LaunchEnvironment environment = LaunchEnvironment::read();
 };
 

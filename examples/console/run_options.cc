@@ -24,15 +24,18 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.add_option("--images", options.images, "train, and test, on so many; fewer for a quick look")
       ->check(CLI::Range(1, 60'000))
       ->capture_default_str();
-  app.add_option("--transport", options.transport, "shm, unix, tcp, or the best one by itself")
-      ->check(CLI::IsMember({"auto", "shm", "unix", "tcp"}))
-      ->capture_default_str();
   app.add_option("--curves", options.curves,
                  "where the picture of the run goes; its numbers, if it ends in .csv")
       ->capture_default_str();
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return std::string(error.what()) + " (--help lists the options)\n";
   });
+}
+
+void add_transport_option(CLI::App& app, RunOptions& options) {
+  app.add_option("--transport", options.transport, "shm, unix, tcp, or the best one by itself")
+      ->check(CLI::IsMember({"auto", "shm", "unix", "tcp"}))
+      ->capture_default_str();
 }
 
 }  // namespace console

@@ -26,8 +26,10 @@ struct RunOptions {
   std::vector<std::string> transports() const;
 };
 
-// --epochs, --batch-size, --lr, --seed, --images, --transport and --curves, with checks. What is
-// wrong on the command line is said in one line.
+// --epochs, --batch-size, --lr, --seed, --images and --curves, with checks. What is wrong on the
+// command line is said in one line.
 void add_run_options(CLI::App& app, RunOptions& options);
+// --transport, for those that call other workers.
+void add_transport_option(CLI::App& app, RunOptions& options);
 
 }  // namespace console

@@ -159,9 +159,9 @@ int main(int argc, char** argv) {
   settings.lr = 0.05;
   settings.curves = "ddp.svg";
   CLI::App app("Ranks learn MNIST together, each on its share of the images.");
-  app.add_option("--ranks", settings.ranks, "processes, unless a launcher starts them")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+  auto* const ranks = app.add_option("--ranks", settings.ranks, "processes, without a launcher")
+                          ->check(CLI::Range(1, 64))
+                          ->capture_default_str();
   app.add_option("--momentum", settings.momentum, "of SGD")->capture_default_str();
   app.add_option("--checkpoint", settings.checkpoint, "go on from this file, and write it");
   app.add_option("--checkpoint-every", settings.checkpoint_every, "steps between two of them")
@@ -169,6 +169,11 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   console::add_run_options(app, settings);
   CLI11_PARSE(app, argc, argv);
+  if (*ranks && dist::is_launched()) {
+    std::fputs("--ranks is the launcher's to say here (torchrun, mpirun, srun or WORLD_SIZE)\n",
+               stderr);
+    return 2;
+  }
   return dist::record([&] {     // torchrun gets to know of what goes wrong
     if (dist::is_launched()) {  // torchrun, mpirun, srun, or RANK and the like
       run(settings);

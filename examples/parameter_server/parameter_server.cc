@@ -118,6 +118,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   console::add_run_options(app, settings);
+  console::add_transport_option(app, settings);
   CLI11_PARSE(app, argc, argv);
   try {
     farspan::spawn(1 + settings.trainers, [&](int rank, int) {

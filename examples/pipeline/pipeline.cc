@@ -134,6 +134,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   console::add_run_options(app, settings);
+  console::add_transport_option(app, settings);
   CLI11_PARSE(app, argc, argv);
   try {
     farspan::spawn(3, [&](int rank, int) {

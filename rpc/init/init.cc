@@ -62,9 +62,8 @@ dist::Rendezvous meeting_place(const WorkerOptions& options) {
   where.rank = options.rank;
   where.world_size = options.world_size;
   where.timeout = options.init_timeout;
-  if (!options.store) return dist::rendezvous(options.init_method, where);
-  const auto member = dist::membership_of(dist::parse_rendezvous_url("env://"), where);
-  return {options.store, member.rank, member.world_size};
+  where.store = options.store;
+  return dist::rendezvous(options.init_method, where);
 }
 
 // Loopback while all share this host; else the address by which this host reaches the store.

@@ -19,7 +19,9 @@
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/init/init.h>
 #include <farspan/c10d/store/tcp_store_server.h>
 #include <farspan/rpc/init/init.h>
 
@@ -235,6 +237,13 @@ void spawn(int processes, const std::function<void(int, int)>& run) {
     throw Error(Code::kInvalidArgument, "this process is a worker already, with threads of its own")
         .operation("spawn")
         .advice("call it before init_rpc, first thing in main()");
+  }
+  if (dist::is_launched()) {
+    log(LogLevel::kWarning, "rpc/init",
+        "spawn() starts " + std::to_string(processes) +
+            " processes of its own in each of those that a launcher has started (RANK is set): so "
+            "many jobs. To take part in the launcher's, call the function itself where "
+            "dist::is_launched()");
   }
   std::fflush(nullptr);  // or each copy prints it again
   const pid_t parent = getpid();

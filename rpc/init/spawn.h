@@ -15,6 +15,8 @@ namespace farspan {
 // copy never returns from it: when `run` returns it ends with status 0, when `run` throws, or
 // returns as a worker that has not been shut down, with 1.
 //
+// Under a launcher (dist::is_launched()) it logs a warning: the copies are a job of their own.
+//
 // Nothing is left behind, whatever happens. When a copy ends badly, the others get SIGTERM, and
 // after 3 s SIGKILL. So they do when this process gets SIGINT (Ctrl-C), SIGTERM or SIGHUP: when all
 // have ended it says so in one line on standard error and takes the signal, of which it dies unless

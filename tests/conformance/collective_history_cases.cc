@@ -43,8 +43,8 @@ TEST_P(CollectiveSuite, WhenTheTimeIsOverTheLastOperationsAreLogged) {
         [&] { dist::all_reduce(at::ones({3}), {.timeout = std::chrono::milliseconds(200)}); });
     EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
     MutexLock lock(log->mutex);
-    EXPECT_THAT(log->text,
-                HasSubstr("group '" + dist::default_group()->name() + "', rank 0 of 2, "));
+    EXPECT_THAT(log->text, HasSubstr("the default group ('" + dist::default_group()->name() +
+                                     "'), rank 0 of 2, "));
     EXPECT_THAT(log->text, ContainsRegex("  call 1: barrier, "
                                          "began .* ago, ended .* ago, took .*s\n"));
     EXPECT_THAT(log->text, HasSubstr("  call 2: all_reduce SUM of float32 [3], running for "));

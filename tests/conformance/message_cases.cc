@@ -123,6 +123,31 @@ TEST_P(CollectiveSuite, EveryRankSendsToEveryRankItselfIncluded) {
   }
 }
 
+// Small ones are kept; of many the later ones find no room, and wait for their receives.
+TEST_P(CollectiveSuite, AThreadMaySendToItselfAndReceiveNext) {
+  on_each(2, [](int rank) {
+    for (const int64_t count : {0, 1, 8192}) {
+      const Tensor got = at::zeros({count});
+      dist::send(message_of(rank, rank, count), rank, {.tag = 4});
+      EXPECT_EQ(dist::recv(got, dist::kAnySource, {.tag = 4}), rank);
+      EXPECT_TRUE(at::equal(got, message_of(rank, rank, count))) << count;
+    }
+    constexpr int64_t kCount = 4096;  // of 8 bytes
+    std::vector<dist::Work> works;
+    for (int i = 0; i < 300; ++i)
+      works.push_back(dist::isend(at::full({kCount}, i, at::kLong), rank));
+    for (int i = 0; i < 300; ++i) {
+      const Tensor got = at::zeros({kCount}, at::kLong);
+      dist::recv(got, rank);
+      ASSERT_TRUE(at::equal(got, at::full({kCount}, i, at::kLong))) << i;
+    }
+    for (const dist::Work& work : works) work.wait();
+    // There is room again.
+    dist::send(message_of(rank, rank, kCount), rank);
+    dist::recv(at::zeros({kCount}), rank);
+  });
+}
+
 TEST_P(CollectiveSuite, TensorsOfMessagesNeedNotLieInOrder) {
   on_each(2, [](int rank) {
     const Tensor whole = at::arange(24, at::kFloat).view({4, 6});
@@ -352,7 +377,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoDoesNotCome) {
           EXPECT_THAT(error.message(), ContainsRegex(missing + " did not come to the barrier"));
           EXPECT_THAT(error.worker(), MatchesRegex(missing));
         } else if (all) {
-          EXPECT_THAT(error.what(), HasSubstr("2 of 4 ranks did not come"));
+          EXPECT_THAT(error.what(), HasSubstr("2 of 4 ranks had not come"));
         }
         dist::send(at::ones({1}), rank + 1, {.tag = 8});
       } else {
@@ -408,7 +433,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierIsNotLeftWhenOneGaveUpWhileAnotherWasWa
     } else {
       if (rank == 2) dist::recv(at::ones({1}), 1, {.tag = 8});
       const Error error = missed_barrier(20s);
-      EXPECT_THAT(error.what(), HasSubstr(rank == 0 ? "rank 1" : "of 3 ranks did not come"));
+      EXPECT_THAT(error.what(), HasSubstr(rank == 0 ? "rank 1" : "of 3 ranks had not come"));
     }
     for (int round = 0; round < 3; ++round) dist::monitored_barrier({.timeout = 20s});
   });

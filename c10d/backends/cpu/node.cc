@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include <farspan/c10d/backends/late.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/descriptor.h>
 #include <farspan/c10d/net/unix_socket.h>
@@ -452,6 +453,7 @@ net::SharedMemory Node::lead(uint64_t id, int ranks) {
 }
 
 net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline deadline) {
+  const TimePoint begun = Clock::now();
   const Promise<net::OwnedDescriptor> promise;
   auto future = promise.future();
   {
@@ -470,7 +472,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
     const auto line = line_to(leader, deadline);
     if (!line->send(ask)) throw Error(Code::kDisconnected, name_of(leader) + " is gone");
     if (!reactor_->wait(*future.state(), deadline, line.get())) {
-      throw Error(Code::kTimeout, name_of(leader) + " has not called it");
+      throw late_error(name_of(rank_), begun, name_of(leader), false);
     }
     return net::SharedMemory::open(std::move(future).wait(), Segment::bytes_for(ranks));
   } catch (Error& error) {

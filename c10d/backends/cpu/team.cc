@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/backends/late.h>
 #include <farspan/c10d/net/spin.h>
 
 namespace farspan::dist::cpu {
@@ -47,6 +48,7 @@ Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank,
 void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks) {
   if (failed()) throw failure();
   deadline_ = deadline;
+  entered_ = Clock::now();
   ++epoch_;
   const size_t turn = epoch_ % 2;
   own().signature[turn] = signature;
@@ -165,13 +167,8 @@ void Team::leave() noexcept {
 }
 
 Error Team::late(int rank) const {
-  const std::string& who = name_of(rank);
-  std::string what = segment_->seat(rank).flags[Stage::kEntered].value.load() < mark(0)
-                         ? " has not called it"
-                         : " has called it, and does not go on";
-  return Error(Code::kTimeout, who + what)
-      .worker(who)
-      .advice("look at what it does, or give the operation more time");
+  const bool has_called = segment_->seat(rank).flags[Stage::kEntered].value.load() >= mark(0);
+  return late_error(name_of(rank_), entered_, name_of(rank), has_called);
 }
 
 // Under a lock, so that whoever comes second finds the failure there.

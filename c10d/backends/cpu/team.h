@@ -99,6 +99,7 @@ class Team {
   const bool crowded_;  // more ranks than cores
   uint64_t epoch_ = 0;
   Deadline deadline_;  // of the call
+  TimePoint entered_{};
   std::atomic<bool> left_{false}, met_{false};
   Mutex telling_;
   bool told_ FARSPAN_GUARDED_BY(telling_) = false;  // this rank has told of a failure

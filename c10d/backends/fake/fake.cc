@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/fake/reference.h>
+#include <farspan/c10d/backends/late.h>
 #include <farspan/c10d/backends/messages/inbox.h>
 
 namespace farspan::dist::fake {
@@ -170,28 +171,28 @@ class FakeBackend final : public Backend {
 
  private:
   void meet(const Call& call, std::vector<Block> in, std::vector<Block> out);
-  static Error missing_locked(const Room& room, const Call& call) FARSPAN_REQUIRES(room.mutex);
+  Error missing_locked(const Room& room, const Call& call, TimePoint since) const
+      FARSPAN_REQUIRES(room.mutex);
 
   const std::shared_ptr<Fabric> fabric_;
   const GroupSpec spec_;
   const std::shared_ptr<Room> room_;
 };
 
-Error FakeBackend::missing_locked(const Room& room, const Call& call) {
+Error FakeBackend::missing_locked(const Room& room, const Call& call, TimePoint since) const {
   std::string who;
   for (size_t rank = 0; rank < room.taken.size(); ++rank) {
     if (!room.taken[rank]) {
       who += (who.empty() ? "" : ", ") + room.name_of(static_cast<int>(rank));
     }
   }
-  return Error(Code::kTimeout, "waited for " + who)
-      .advice("look at what it does, or give the operation more time")
-      .worker(who)
+  return late_error(room.name_of(spec_.rank), since, who, false)
       .operation(std::string(dist::name_of(call.signature.op)));
 }
 
 // The last one that comes does it for all.
 void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Block> out) {
+  const TimePoint begun = Clock::now();
   Room& room = *room_;
   const auto self = static_cast<size_t>(spec_.rank);
   MutexLock lock(room.mutex);
@@ -229,7 +230,7 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   while (room.performed == before && !room.failure) {
     if (!room.changed.wait_until(room.mutex, call.deadline) && room.performed == before &&
         !room.failure) {
-      room.failure = missing_locked(room, call);
+      room.failure = missing_locked(room, call, begun);
       room.changed.notify_all();
     }
   }

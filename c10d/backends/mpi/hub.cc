@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/backends/late.h>
 #include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/backends/mpi/pause.h>
 #include <farspan/c10d/base/log.h>
@@ -107,7 +108,8 @@ std::shared_ptr<Room> Hub::open(const GroupSpec& spec) {
   return room;
 }
 
-void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing) {
+void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing, bool have_met) {
+  const TimePoint begun = Clock::now();
   for (Pause pause;;) {
     Endings endings;
     std::optional<Error> why;
@@ -134,9 +136,7 @@ void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing) {
     if (missing.empty()) return;
     if (deadline.expired()) {
       timed_out_ = true;
-      throw Error(Code::kTimeout, "waited for " + missing)
-          .advice("look at what it does, or give the operation more time")
-          .worker(missing);
+      throw late_error(room.name_of(room.spec.rank), begun, missing, have_met);
     }
     came ? pause.reset() : pause.take();
   }

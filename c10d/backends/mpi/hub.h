@@ -52,7 +52,8 @@ class Hub {
   // under the lock, again and again; it may send, and throw.
   //   throws  Error: see Backend
   using IsMissing = std::function<bool(int rank, Wire& wire)>;
-  void wait(Room& room, Deadline deadline, const IsMissing& is_missing);
+  //   have_met  who is missing has called the collective, at least
+  void wait(Room& room, Deadline deadline, const IsMissing& is_missing, bool have_met = true);
 
   // A collective has ended here: nothing is written to its memory any more.
   void finish(Room& room) noexcept;

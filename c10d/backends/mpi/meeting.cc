@@ -87,7 +87,7 @@ void Meeting::enter(const Parts& parts, std::span<const uint64_t> table) {
     }
   });
   std::vector<Packet> come(ranks);
-  hub_.wait(room_, call_.deadline, [&](int from, Wire&) {
+  const auto is_missing = [&](int from, Wire&) {
     Packet& packet = come[static_cast<size_t>(from)];
     if (packet.memory) return false;
     auto& waiting = room_.entered[from];
@@ -96,7 +96,8 @@ void Meeting::enter(const Parts& parts, std::span<const uint64_t> table) {
     waiting.pop_front();
     check_signature(from, packet);
     return false;
-  });
+  };
+  hub_.wait(room_, call_.deadline, is_missing, false);
   if (!table.empty()) check_tables(table, come);
   hub_.locked([&](Wire&) {
     for (size_t from = 0; from < ranks; ++from) {

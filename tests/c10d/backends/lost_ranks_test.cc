@@ -366,7 +366,7 @@ TEST_P(StoppedRanks, AreNamedByAllWhenTheyStopBetweenTwoCollectives) {
     EXPECT_EQ(static_cast<Code>(report.code.load()), Code::kTimeout);
     EXPECT_THAT(report.what, ContainsRegex("rank " + std::to_string(victim) + " .[^ ]+:" +
                                            std::to_string(pids_[static_cast<size_t>(victim)]) +
-                                           ". has not called it"));
+                                           ". had not called it"));
     longest = std::max(longest, Clock::duration(report.failed_at - report.called_at));
   }
   EXPECT_GE(longest, kTimeout);

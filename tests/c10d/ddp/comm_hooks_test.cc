@@ -109,6 +109,8 @@ TEST_P(CommHooks, WhatAHookThrowsComesOutOfBackward) {
     });
     const Error error = error_of([&] { ddp(input_of(rank)).sum().backward(); });
     EXPECT_THAT(error.what(), HasSubstr("no compressor"));
+    const std::string its = rank == 1 ? "TwoLayers, communication hook" : "TwoLayers";
+    EXPECT_THAT(error.operation(), HasSubstr(its));
     EXPECT_EQ(error.code(), rank == 1 ? Code::kRemote : Code::kCancelled);
   });
 }
@@ -124,9 +126,21 @@ TEST_P(CommHooks, AResultOfAnotherSizeIsRefused) {
   });
 }
 
+TEST_P(CommHooks, OneThatGivesNoFunctionIsRefused) {
+  on_each(1, [](int) {
+    Ddp<TwoLayers> ddp(seeded(std::make_shared<TwoLayers>(), 3));
+    ddp.register_comm_hook([](GradBucket&) { return BucketResult(); });
+    const Error error = error_of([&] { ddp(input_of(0)).sum().backward(); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("gave no function"));
+  });
+}
+
 TEST_P(CommHooks, OneIsRegisteredOnceAndBeforeTheFirstPass) {
   on_each(1, [](int) {
     Ddp<TwoLayers> ddp(std::make_shared<TwoLayers>());
+    EXPECT_THAT(error_of([&] { ddp.register_comm_hook(nullptr); }).what(),
+                HasSubstr("the communication hook is empty"));
     ddp.register_comm_hook(dist::fp16_compress_hook);
     EXPECT_THAT(error_of([&] { ddp.register_comm_hook(dist::fp16_compress_hook); }).what(),
                 HasSubstr("there is a communication hook already"));

@@ -60,6 +60,8 @@ TEST_P(DdpErrors, AModuleThatCannotLearnIsRefused) {
     EXPECT_THAT(none.what(), HasSubstr("no parameter of the module requires a gradient"));
     const Error null = error_of([] { make_ddp(std::shared_ptr<TwoLayers>()); });
     EXPECT_THAT(null.what(), HasSubstr("the module is null"));
+    const Error empty = error_of([] { Ddp<torch::nn::Linear> ddp(torch::nn::Linear(nullptr)); });
+    EXPECT_THAT(empty.what(), HasSubstr("the module is null"));
     const Error name =
         error_of([&] { make_ddp(torch::nn::Linear(3, 2).ptr(), {.ignore = {"weihgt"}}); });
     EXPECT_THAT(name.what(), HasSubstr("no parameter or buffer 'weihgt'"));
@@ -218,6 +220,43 @@ TEST_P(DdpErrors, WhatThrowsInABackwardPassEndsTheOthersToo) {
       EXPECT_EQ(error.code(), Code::kCancelled);
       EXPECT_THAT(error.what(), HasSubstr("a backward pass of rank 1 has thrown"));
     }
+  });
+}
+
+// Of different numbers of inputs without join(), the usual cause of both.
+TEST_P(DdpErrors, RanksThatRunOtherPassesAreToldOfJoin) {
+  on_each(2, [](int rank) {
+    auto ddp = std::make_unique<Ddp<TwoLayers>>(seeded(std::make_shared<TwoLayers>(), 3));
+    (*ddp)(input_of(rank)).sum().backward();
+    if (rank == 0) return;  // has no input left
+    const Error error = error_of([&] { (*ddp)(input_of(rank)).sum().backward(); });
+    EXPECT_EQ(error.code(), Code::kDisconnected);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("DistributedDataParallel of "),
+                                    HasSubstr("TwoLayers, its broadcast"),
+                                    HasSubstr("has left the group"), HasSubstr("join()")));
+  });
+}
+
+TEST_P(DdpErrors, EvaluationOnOneRankIsToldOfTheModule) {
+  on_each(2, [](int rank) {
+    struct Normed : torch::nn::Module {
+      Normed() { norm = register_module("norm", torch::nn::BatchNorm1d(4)); }
+      Tensor forward(const Tensor& x) { return norm(x); }
+      torch::nn::BatchNorm1d norm{nullptr};
+    };
+    Ddp<Normed> ddp(std::make_shared<Normed>());
+    ddp(input_of(rank)).sum().backward();
+    const Error error = error_of([&] {
+      if (rank == 0) {
+        ddp.eval();
+        ddp(input_of(rank));  // brings the buffers to all
+        ddp.train();
+      }
+      for (int step = 0; step < 3; ++step) ddp(input_of(rank)).sum().backward();
+    });
+    EXPECT_EQ(error.code(), Code::kShapeMismatch);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("DistributedDataParallel of "),
+                                    HasSubstr("module() can be evaluated on one rank")));
   });
 }
 

@@ -31,6 +31,40 @@ dist::InitOptions alone() {
   return options;
 }
 
+TEST(IsLaunched, OneOfTheVariablesIsEnough) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    EXPECT_FALSE(dist::is_launched());
+    setenv(name, "1", 1);
+    EXPECT_TRUE(dist::is_launched()) << name;
+    unsetenv(name);
+  }
+}
+
+// By name, and who has come says so: not only how many.
+TEST(InitProcessGroup, OfTwoRanksTheOneThatDoesNotComeIsNamed) {
+  dist::InitOptions options;
+  options.rank = 0;
+  options.world_size = 2;
+  const ReservedPort port;
+  options.init_method = "tcp://127.0.0.1:" + std::to_string(port.number());
+  options.init_timeout = 300ms;
+  const Error error = error_of([&] { dist::init_process_group("cpu", options); });
+  EXPECT_EQ(error.code(), Code::kTimeout);
+  EXPECT_THAT(error.what(), HasSubstr("rank 1 of 2 did not come"));
+}
+
+TEST(InitProcessGroup, AdviceNamesWhatTheCallerHas) {
+  dist::InitOptions options;
+  options.init_method = "tcp://127.0.0.1";
+  EXPECT_THAT(error_of([&] { dist::init_process_group("cpu", options); }).what(),
+              HasSubstr("'127.0.0.1': the port is missing"));
+  options.init_method = "tcp://127.0.0.1:1";
+  const Error error = error_of([&] { dist::init_process_group("cpu", options); });
+  EXPECT_THAT(error.what(), HasSubstr("RANK is not set"));
+  EXPECT_THAT(error.what(), HasSubstr("?rank=0&world_size=2"));
+  EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("MASTER_ADDR")));
+}
+
 TEST(InitProcessGroup, AWorldOfOneWorks) {
   EXPECT_FALSE(dist::is_initialized());
   const dist::Group group = dist::init_process_group("cpu", alone());

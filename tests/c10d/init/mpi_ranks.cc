@@ -54,7 +54,25 @@ int refuses_another_membership() {
   options.world_size = 7;
   const Error error = error_of([&] { dist::init_process_group("mpi", options); });
   expect(error.code() == Code::kInvalidArgument, error.what());
-  expect(contains(error, "world_size is 7, and the launcher says"), error.what());
+  expect(contains(error, "world_size is 7, and the launcher of 'mpi' says 3"), error.what());
+  return 0;
+}
+
+// What mpirun has not started is a world of one to MPI, whatever else says that there are more.
+int refuses_to_be_alone_in_a_larger_job() {
+  const auto expect_refused = [](const dist::InitOptions& options, const std::string& why) {
+    const Error error = error_of([&] { dist::init_process_group("mpi", options); });
+    expect(error.code() == Code::kInvalidArgument && contains(error, why), error.what());
+    expect(contains(error, "mpirun"), error.what());
+  };
+  expect_refused({.init_method = "tcp://127.0.0.1:1?rank=0&world_size=2"},
+                 "world_size in the URL is 2, and the launcher of 'mpi' says 1");
+  setenv("WORLD_SIZE", "2", 1);
+  setenv("RANK", "0", 1);
+  expect_refused({}, "WORLD_SIZE is 2, and the launcher of 'mpi' says 1");
+  setenv("WORLD_SIZE", "1", 1);
+  dist::init_process_group("mpi");
+  dist::destroy_process_group();
   return 0;
 }
 
@@ -179,6 +197,7 @@ const std::map<std::string, std::function<int()>> kRules = {
   { #name, name }
     RULE(starts_and_ends_several_times),
     RULE(refuses_another_membership),
+    RULE(refuses_to_be_alone_in_a_larger_job),
     RULE(waits_for_who_is_late_and_names_him),
     RULE(ends_with_the_programs_own_mpi),
     RULE(needs_mpi_for_several_threads),

@@ -15,7 +15,9 @@ JOBS = (
     (2, "out of time", ("a_failure_ends_the_job",)),
     (2, "rank 1 does not come to its end", ("who_has_run_out_of_time_does_not_wait_for_ever",)),
 )
-ALONE = ("starts_and_ends_several_times", "needs_mpi_for_several_threads")  # each without mpirun
+# Each without mpirun.
+ALONE = ("starts_and_ends_several_times", "needs_mpi_for_several_threads",
+         "refuses_to_be_alone_in_a_larger_job")
 LIMIT = 60  # seconds, for what hangs
 
 

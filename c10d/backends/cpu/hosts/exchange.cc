@@ -1,5 +1,7 @@
 #include <farspan/c10d/backends/cpu/hosts/exchange.h>
 
+#include <farspan/c10d/backends/late.h>
+
 namespace farspan::dist::cpu::hosts {
 namespace {
 
@@ -50,11 +52,9 @@ void Exchange::wait(const Ticket& ticket) {
     message.wait();
   } catch (const Error& error) {
     if (error.code() != Code::kTimeout || !deadline_.expired()) throw;  // others have told
-    const std::string& who = (*channel_.names)[static_cast<size_t>(rank)];
-    throw Error(Code::kTimeout,
-                who + (agreed_ ? " has called it, and does not go on" : " has not called it"))
-        .worker(who)
-        .advice("look at what it does, or give the operation more time");
+    const auto& names = *channel_.names;
+    const auto self = static_cast<size_t>(channel_.spec->rank);
+    throw late_error(names[self], begun_, names[static_cast<size_t>(rank)], agreed_);
   }
 }
 

@@ -53,6 +53,7 @@ class Exchange {
 
   const Channel channel_;
   const Deadline deadline_;
+  const TimePoint begun_ = Clock::now();
   bool agreed_ = false;
   std::vector<Ticket> under_way_;
 };

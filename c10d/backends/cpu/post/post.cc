@@ -16,8 +16,6 @@ namespace farspan::dist::cpu {
 namespace {
 
 constexpr std::chrono::seconds kDialTime{30};
-// What a message counts for beside its bytes, so that many small ones are limited, too.
-constexpr uint64_t kMessageOverhead = 64;
 
 Letter letter_of(Letter::Kind kind, uint64_t group, const messages::Envelope& envelope) {
   Letter letter;
@@ -36,7 +34,7 @@ Future<int> make_failed(const Error& why) {
   return promise.future();
 }
 
-void copy(std::byte* to, const std::byte* from, size_t bytes) {
+void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
@@ -194,52 +192,67 @@ void Post::dial_stripe(const std::shared_ptr<Line>& line, int rank) {
 
 // Sending.
 
+std::shared_ptr<Sending> Post::sending_of(uint64_t group, const GroupSpec& spec,
+                                          const Message& message, Block data) {
+  const uint64_t id = next_offer_.fetch_add(1);
+  const int rank = spec.ranks[static_cast<size_t>(message.peer)];
+  return std::make_shared<Sending>(shared_from_this(), id, group, rank, token_ + id, spec.rank,
+                                   message, data);
+}
+
 Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& message, Block data) {
   const int rank = spec.ranks[static_cast<size_t>(message.peer)];
-  Doing doing;
   const messages::Envelope envelope{spec.rank, message.tag, message.type, data.count};
-  const auto make = [&] {
-    const uint64_t id = next_offer_.fetch_add(1);
-    return std::make_shared<Sending>(shared_from_this(), id, group, rank, token_ + id, spec.rank,
-                                     message, data);
-  };
+  if (rank == world_.rank) return send_to_itself(group, spec, message, data, envelope);
+  std::optional<Error> why;
+  {
+    MutexLock lock(mutex_);
+    why = why_unsent_locked(group, spec, message.peer);
+  }
+  if (why) return make_failed(*why);
+  const auto line = line_to(rank);
+  if (envelope.bytes() <= kEagerBytes && line->take_room(envelope.bytes() + kMessageOverhead)) {
+    const Letter letter = letter_of(Letter::kMessage, group, envelope);
+    if (!line->post(letter, {data.data, envelope.bytes()})) return make_failed(gone(rank));
+    return make_ready_future(message.peer);
+  }
+  const auto sending = sending_of(group, spec, message, data);
+  MutexLock lock(mutex_);
+  why = why_unsent_locked(group, spec, message.peer);  // again: the group may have failed since
+  if (!why && !offer_locked(*line, sending)) why = gone(rank);
+  if (why) return make_failed(*why);
+  return Future<int>(sending);
+}
+
+// As to others: a small one is kept at once, so a thread may send and then receive.
+Future<int> Post::send_to_itself(uint64_t group, const GroupSpec& spec, const Message& message,
+                                 Block data, const messages::Envelope& envelope) {
   std::shared_ptr<Sending> sending;
-  if (rank == world_.rank) {
-    sending = make();
+  Doing doing;
+  {
     MutexLock lock(mutex_);
     if (const auto why = why_ended_locked(group)) return make_failed(*why);
+    const uint64_t bytes = envelope.bytes() + kMessageOverhead;
+    Inbox::Arrived own{envelope, {}};
+    if (envelope.bytes() <= kEagerBytes && own_unclaimed_ + bytes <= kUnclaimedBytes) {
+      own.content.bytes.resize(envelope.bytes());
+      copy_bytes(own.content.bytes.data(), data.data, envelope.bytes());
+      own_unclaimed_ += bytes;
+    } else {
+      sending = sending_of(group, spec, message, data);
+      own.content.offer = sending->id;
+      offers_.emplace(sending->id, sending);
+      look_soon_locked();
+    }
     Box& box = box_locked(group, spec);
-    Inbox::Arrived own{envelope, {{}, sending->id, nullptr}};
-    offers_.emplace(sending->id, sending);
     if (const auto receive = box.inbox.match(envelope)) {
       match_locked(std::move(own), receive, doing);
     } else {
       box.inbox.keep(std::move(own));
-      look_soon_locked();
     }
-  } else {
-    std::optional<Error> why;
-    {
-      MutexLock lock(mutex_);
-      why = why_unsent_locked(group, spec, message.peer);
-    }
-    if (why) return make_failed(*why);
-    const auto line = line_to(rank);
-    if (envelope.bytes() <= kEagerBytes && line->take_room(envelope.bytes() + kMessageOverhead)) {
-      const Letter letter = letter_of(Letter::kMessage, group, envelope);
-      if (!line->post(letter, {data.data, envelope.bytes()})) {
-        return make_failed(gone(rank));
-      }
-      return make_ready_future(message.peer);
-    }
-    sending = make();
-    MutexLock lock(mutex_);
-    why = why_unsent_locked(group, spec, message.peer);  // again: the group may have failed since
-    if (!why && !offer_locked(*line, sending)) why = gone(rank);
-    if (why) return make_failed(*why);
   }
   perform_and_tell(doing);
-  return Future<int>(sending);
+  return sending ? Future<int>(sending) : make_ready_future(message.peer);
 }
 
 // Under the lock, so that nobody takes it back before it has left.
@@ -306,7 +319,7 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
     own = std::move(found->second);
     offers_.erase(found);
   }
-  if (content.offer == 0) doing.claims.emplace_back(content.line, envelope.bytes());
+  if (content.offer == 0) claim_locked(message, doing);
   if (mismatch) {
     if (own) {
       doing.endings.push_back({own, -1, mismatch});
@@ -338,17 +351,26 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
   }
 }
 
+void Post::claim_locked(const Inbox::Arrived& message, Doing& doing) {
+  const uint64_t bytes = message.envelope.bytes() + kMessageOverhead;
+  if (message.content.line) {
+    doing.claims.emplace_back(message.content.line, bytes);
+  } else {
+    own_unclaimed_ -= bytes;
+  }
+}
+
 void Post::perform(Doing& doing) {
   for (auto& one : doing.copies) {
     const std::byte* const from = one.from ? one.from->data.data : one.bytes.data();
-    copy(one.to->place.data, from, one.to->place.count * size_of(one.to->wanted.type));
+    copy_bytes(one.to->place.data, from, one.to->place.count * size_of(one.to->wanted.type));
     doing.endings.push_back({one.to, one.sender});
     if (one.from) doing.endings.push_back({one.from, one.from->message.peer});
   }
   for (const auto& [line, letter, text] : doing.replies) {
     line->post(letter, std::as_bytes(std::span(text)));
   }
-  for (const auto& [line, bytes] : doing.claims) line->claim(bytes + kMessageOverhead);
+  for (const auto& [line, bytes] : doing.claims) line->claim(bytes);
   for (auto& one : doing.pulls) {
     if (one->is_large()) {
       pull_by_threads(one);

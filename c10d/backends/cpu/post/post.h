@@ -101,7 +101,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   struct Content {                 // of a message that nobody has asked for
     std::vector<std::byte> bytes;  // of an eager one; else:
     uint64_t offer = 0;
-    std::shared_ptr<Line> line = nullptr;  // null: this rank's own
+    std::shared_ptr<Line> line = nullptr;  // null: from this rank to itself
     std::optional<Origin> origin = {};
   };
   using Inbox = messages::Inbox<Content>;
@@ -142,6 +142,10 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
                                                  const std::string& bind_host);
   void add_visitor(std::unique_ptr<transport::Stream> stream);
   std::shared_ptr<Line> line_to(int rank);
+  Future<int> send_to_itself(uint64_t group, const GroupSpec& spec, const Message& message,
+                             Block data, const messages::Envelope& envelope);
+  std::shared_ptr<Sending> sending_of(uint64_t group, const GroupSpec& spec, const Message& message,
+                                      Block data);
   // By which answers about what came on a line go to its rank: this rank's own line, if there is
   // one, since who sends both ways waits for what comes on that.
   std::shared_ptr<Line> answers_locked(const std::shared_ptr<Line>& line) const
@@ -163,6 +167,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
       FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
       FARSPAN_REQUIRES(mutex_);
+  // An eager message leaves the inbox: its bytes count no more.
+  void claim_locked(const Inbox::Arrived& message, Doing& doing) FARSPAN_REQUIRES(mutex_);
   // False when the line has ended.
   bool offer_locked(Line& line, const std::shared_ptr<Sending>& sending) FARSPAN_REQUIRES(mutex_);
   void match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& receive, Doing& doing)
@@ -238,6 +244,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   std::vector<std::shared_ptr<Line>> visitors_ FARSPAN_GUARDED_BY(mutex_);
   std::map<uint64_t, std::shared_ptr<Sending>> offers_ FARSPAN_GUARDED_BY(mutex_);
   std::map<FillingKey, std::shared_ptr<Filling>> fillings_ FARSPAN_GUARDED_BY(mutex_);
+  // Of eager messages from this rank to itself that nobody has asked for.
+  uint64_t own_unclaimed_ FARSPAN_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace farspan::dist::cpu

@@ -110,11 +110,12 @@ void Post::note_failure(uint64_t group, const Error& why) noexcept {
 void Post::refuse_all_locked(Box& box, const Error& why, bool has_left_group, Doing& doing) {
   box.inbox.drop_if([&](const auto& one) {
     const Content& content = one.content;
-    if (!content.line) return false;  // this rank's own ends with its sending
     // What has come whole before a failure can be received still.
     if (content.offer == 0 && !has_left_group) return false;
     if (content.offer == 0) {
-      doing.claims.emplace_back(content.line, one.envelope.bytes());
+      claim_locked(one, doing);
+    } else if (!content.line) {
+      return false;  // this rank's own ends with its sending
     } else {
       doing.replies.push_back(refusal_of(content.line, content.offer, why));
     }
