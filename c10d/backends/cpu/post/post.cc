@@ -319,7 +319,7 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
     own = std::move(found->second);
     offers_.erase(found);
   }
-  if (content.offer == 0) claim_locked(message, doing);
+  if (content.offer == 0) claim_locked(content.line, envelope.bytes(), doing);
   if (mismatch) {
     if (own) {
       doing.endings.push_back({own, -1, mismatch});
@@ -351,12 +351,11 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
   }
 }
 
-void Post::claim_locked(const Inbox::Arrived& message, Doing& doing) {
-  const uint64_t bytes = message.envelope.bytes() + kMessageOverhead;
-  if (message.content.line) {
-    doing.claims.emplace_back(message.content.line, bytes);
+void Post::claim_locked(const std::shared_ptr<Line>& line, uint64_t bytes, Doing& doing) {
+  if (line) {
+    doing.claims.emplace_back(line, bytes + kMessageOverhead);
   } else {
-    own_unclaimed_ -= bytes;
+    own_unclaimed_ -= bytes + kMessageOverhead;
   }
 }
 

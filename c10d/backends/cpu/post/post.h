@@ -167,8 +167,10 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
       FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
       FARSPAN_REQUIRES(mutex_);
-  // An eager message leaves the inbox: its bytes count no more.
-  void claim_locked(const Inbox::Arrived& message, Doing& doing) FARSPAN_REQUIRES(mutex_);
+  // An eager message of so many bytes has left the inbox, and counts no more.
+  //   line  by which it came; null: from this rank to itself
+  void claim_locked(const std::shared_ptr<Line>& line, uint64_t bytes, Doing& doing)
+      FARSPAN_REQUIRES(mutex_);
   // False when the line has ended.
   bool offer_locked(Line& line, const std::shared_ptr<Sending>& sending) FARSPAN_REQUIRES(mutex_);
   void match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& receive, Doing& doing)

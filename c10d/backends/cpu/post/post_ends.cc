@@ -108,12 +108,13 @@ void Post::note_failure(uint64_t group, const Error& why) noexcept {
 
 // What has come, and nobody will ask for.
 void Post::refuse_all_locked(Box& box, const Error& why, bool has_left_group, Doing& doing) {
+  std::vector<std::pair<std::shared_ptr<Line>, uint64_t>> eager;
   box.inbox.drop_if([&](const auto& one) {
     const Content& content = one.content;
     // What has come whole before a failure can be received still.
     if (content.offer == 0 && !has_left_group) return false;
     if (content.offer == 0) {
-      claim_locked(one, doing);
+      eager.emplace_back(content.line, one.envelope.bytes());
     } else if (!content.line) {
       return false;  // this rank's own ends with its sending
     } else {
@@ -121,6 +122,7 @@ void Post::refuse_all_locked(Box& box, const Error& why, bool has_left_group, Do
     }
     return true;
   });
+  for (const auto& [line, bytes] : eager) claim_locked(line, bytes, doing);
 }
 
 void Post::tell_failure(uint64_t group, int rank, const Error& why, bool may_dial) noexcept {

@@ -134,7 +134,7 @@ void Post::message_came(Line& line, const Letter& letter, std::span<const std::b
   MutexLock lock(mutex_);
   const auto failed = failed_.find(letter.group);
   if (left_.contains(letter.group) || failed != failed_.end()) {  // nobody takes it any more
-    if (is_eager) return claim_locked(message, doing);
+    if (is_eager) return claim_locked(message.content.line, envelope.bytes(), doing);
     doing.replies.push_back(refusal_of(message.content.line, letter.offer,
                                        failed != failed_.end() ? failed->second : has_left()));
     return;
