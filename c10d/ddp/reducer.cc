@@ -153,7 +153,11 @@ Error Reducer::named(Error error) const {
   if (error.operation().starts_with(kOwn)) return error;
   const std::string inner = error.operation();
   error.operation(kOwn + (" of " + state_.type) + (inner.empty() ? "" : ", its " + inner));
-  // What it comes from is often what ranks do with DDP.
+  return advised(std::move(error));
+}
+
+// What a collective's error comes from is often what ranks do with DDP.
+Error Reducer::advised(Error error) {
   const bool may_differ = error.code() == Code::kTimeout || error.code() == Code::kShapeMismatch ||
                           error.message().ends_with("has left the group");
   if (!may_differ) return error;

@@ -83,6 +83,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void fail(const Error& error) noexcept;
   // The same of DDP, for users that have not called any collective.
   Error named(Error error) const;
+  static Error advised(Error error);
   template <class Fn>
   void guarded(Fn&& fn);
   template <class Fn>
@@ -164,8 +165,9 @@ auto Reducer::of_hook(Fn&& fn) const {
   } catch (...) {
     Error error = to_error(std::current_exception(), Code::kRemote);
     const std::string inner = error.operation();
-    throw error.operation("DistributedDataParallel of " + state_.type + ", communication hook" +
-                          (inner.empty() ? "" : ", its " + inner));
+    error.operation("DistributedDataParallel of " + state_.type + ", communication hook" +
+                    (inner.empty() ? "" : ", its " + inner));
+    throw inner.empty() ? error : advised(error);  // of a collective in it
   }
 }
 

@@ -9,9 +9,10 @@ namespace farspan::dist {
 
 using at::Tensor;
 
-Start::Start(Op op, const Group& group) : group_(group ? group : default_group()) {
+Start::Start(Op op, const Group& group) {
   signature_.op = op;
   try {
+    group_ = group ? group : default_group();
     group_->backend();
   } catch (Error& error) {
     throw error.operation(std::string(name_of(op)));

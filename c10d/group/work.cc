@@ -3,7 +3,7 @@
 namespace farspan::dist {
 
 void Work::wait(Millis timeout) const {
-  if (timeout != kNoTimeout && !done_.wait_for(timeout)) {
+  if (timeout > kNoTimeout && !done_.wait_for(timeout)) {
     throw Error(Code::kTimeout, "the operation has not ended")
         .operation("Work::wait")
         .elapsed(timeout)

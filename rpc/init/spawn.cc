@@ -241,7 +241,7 @@ void spawn(int processes, const std::function<void(int, int)>& run) {
   if (dist::is_launched()) {
     log(LogLevel::kWarning, "rpc/init",
         "spawn() starts " + std::to_string(processes) +
-            " processes of its own in each of those that a launcher has started (RANK is set): so "
+            " processes of its own in each of those that a launcher has started: so "
             "many jobs. To take part in the launcher's, call the function itself where "
             "dist::is_launched()");
   }

@@ -108,8 +108,8 @@ std::shared_ptr<Room> Hub::open(const GroupSpec& spec) {
   return room;
 }
 
-void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing, bool have_met) {
-  const TimePoint begun = Clock::now();
+void Hub::wait(Room& room, Deadline deadline, TimePoint since, const IsMissing& is_missing,
+               bool have_met) {
   for (Pause pause;;) {
     Endings endings;
     std::optional<Error> why;
@@ -136,7 +136,7 @@ void Hub::wait(Room& room, Deadline deadline, const IsMissing& is_missing, bool 
     if (missing.empty()) return;
     if (deadline.expired()) {
       timed_out_ = true;
-      throw late_error(room.name_of(room.spec.rank), begun, missing, have_met);
+      throw late_error(room.name_of(room.spec.rank), since, missing, have_met);
     }
     came ? pause.reset() : pause.take();
   }

@@ -52,8 +52,10 @@ class Hub {
   // under the lock, again and again; it may send, and throw.
   //   throws  Error: see Backend
   using IsMissing = std::function<bool(int rank, Wire& wire)>;
-  //   have_met  who is missing has called the collective, at least
-  void wait(Room& room, Deadline deadline, const IsMissing& is_missing, bool have_met = true);
+  //   since     when this rank called the collective
+  //   have_met  who is missing has called it, at least
+  void wait(Room& room, Deadline deadline, TimePoint since, const IsMissing& is_missing,
+            bool have_met = true);
 
   // A collective has ended here: nothing is written to its memory any more.
   void finish(Room& room) noexcept;

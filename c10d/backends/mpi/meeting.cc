@@ -97,7 +97,7 @@ void Meeting::enter(const Parts& parts, std::span<const uint64_t> table) {
     check_signature(from, packet);
     return false;
   };
-  hub_.wait(room_, call_.deadline, is_missing, false);
+  hub_.wait(room_, call_.deadline, begun_, is_missing, false);
   if (!table.empty()) check_tables(table, come);
   hub_.locked([&](Wire&) {
     for (size_t from = 0; from < ranks; ++from) {
@@ -116,7 +116,7 @@ void Meeting::send(const Parts& parts, Channel channel) {
   if (is_empty) return;
   Header data = header(Kind::kData);
   data.channel = channel;
-  hub_.wait(room_, call_.deadline, [&](int to, Wire& wire) {
+  hub_.wait(room_, call_.deadline, begun_, [&](int to, Wire& wire) {
     std::span<const std::byte>& left = rest[static_cast<size_t>(to)];
     while (!left.empty() && wire.under_way(job_rank(to)) < kWindowBytes) {
       const size_t count = std::min(left.size(), kPartBytes);
@@ -128,14 +128,14 @@ void Meeting::send(const Parts& parts, Channel channel) {
 }
 
 void Meeting::await(const std::function<uint64_t(int rank)>& bytes, Channel channel) {
-  hub_.wait(room_, call_.deadline, [&](int from, Wire&) {
+  hub_.wait(room_, call_.deadline, begun_, [&](int from, Wire&) {
     const auto& stream = room_.streams[static_cast<size_t>(from)][static_cast<size_t>(channel)];
     return stream.came() < bytes(from);
   });
 }
 
 void Meeting::await_all() {
-  hub_.wait(room_, call_.deadline, [&](int from, Wire&) {
+  hub_.wait(room_, call_.deadline, begun_, [&](int from, Wire&) {
     const auto& streams = room_.streams[static_cast<size_t>(from)];
     return std::any_of(streams.begin(), streams.end(),
                        [](const Stream& one) { return one.came() < one.expected(); });
@@ -153,7 +153,7 @@ void Meeting::tell_ready(uint64_t slices) {
 }
 
 void Meeting::await_ready(uint64_t slices) {
-  hub_.wait(room_, call_.deadline,
+  hub_.wait(room_, call_.deadline, begun_,
             [&](int from, Wire&) { return room_.ready[static_cast<size_t>(from)] < slices; });
 }
 

@@ -61,6 +61,7 @@ class Meeting {
   Hub& hub_;
   Room& room_;
   const Call& call_;
+  const TimePoint begun_ = Clock::now();
   std::vector<std::array<Stream, kChannels>> streams_;  // until enter()
 };
 
