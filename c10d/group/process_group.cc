@@ -43,6 +43,7 @@ const char* advice_for(Code code) noexcept {
 std::string label_of(const std::vector<int>& ranks, uint64_t number) {
   constexpr size_t kNamed = 8;
   std::string text = "group " + std::to_string(number) + " of ";
+  if (ranks.size() == 1) return text + "rank " + join(ranks);
   if (ranks.size() <= kNamed) return text + "ranks " + join(ranks);
   return text + std::to_string(ranks.size()) + " ranks (" +
          join({ranks.begin(), ranks.begin() + kNamed}) + " and others)";

@@ -34,7 +34,12 @@ constexpr const char* kHowToMeet =
     "ranks on several hosts need MASTER_ADDR, an address of rank 0's host, and MASTER_PORT: "
     "mpirun -x MASTER_ADDR=.. -x MASTER_PORT=.., or export them before srun";
 
+// Of a store of the caller's own no URL is read.
+constexpr const char* kHowToNumberAtStore =
+    "give each worker the options rank and world_size, or set RANK and WORLD_SIZE";
+
 const char* how_to_number(const RendezvousUrl& url) {
+  if (url.scheme.empty()) return kHowToNumberAtStore;
   return url.scheme == "env" ? kHowToLaunch : kHowToNumber;
 }
 
