@@ -123,6 +123,23 @@ TEST_P(CollectiveSuite, EveryRankSendsToEveryRankItselfIncluded) {
   }
 }
 
+TEST_P(CollectiveSuite, AWaitMayEndBeforeItsOperationDoes) {
+  on_each(2, [](int rank) {
+    if (rank == 0) {
+      dist::recv(at::zeros({1}), 1);  // the other one has waited in vain
+      return dist::send(at::ones({1}), 1);
+    }
+    const Tensor got = at::zeros({1});
+    const dist::Work work = dist::irecv(got, 0);
+    const Error error = error_of([&] { work.wait(1ms); });
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_EQ(error.operation(), "Work::wait");
+    dist::send(at::ones({1}), 0);
+    work.wait(-1ms);  // as long as it takes
+    EXPECT_EQ(got.item<float>(), 1);
+  });
+}
+
 // Small ones are kept; of many the later ones find no room, and wait for their receives.
 TEST_P(CollectiveSuite, AThreadMaySendToItselfAndReceiveNext) {
   on_each(2, [](int rank) {

@@ -237,6 +237,19 @@ TEST_P(DdpErrors, RanksThatRunOtherPassesAreToldOfJoin) {
   });
 }
 
+TEST_P(DdpErrors, RanksThatRunOtherPassesAreToldOfJoinThroughAHook) {
+  on_each(2, [](int rank) {
+    auto ddp = std::make_unique<Ddp<TwoLayers>>(seeded(std::make_shared<TwoLayers>(), 3));
+    ddp->register_comm_hook(dist::fp16_compress_hook);
+    for (int step = 0; step < 2; ++step) (*ddp)(input_of(rank)).sum().backward();
+    if (rank == 0) return;
+    const Error error = error_of([&] { (*ddp)(input_of(rank)).sum().backward(); });
+    EXPECT_EQ(error.code(), Code::kDisconnected);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("TwoLayers, communication hook, its all_reduce"),
+                                    HasSubstr("join()")));
+  });
+}
+
 TEST_P(DdpErrors, EvaluationOnOneRankIsToldOfTheModule) {
   on_each(2, [](int rank) {
     struct Normed : torch::nn::Module {
