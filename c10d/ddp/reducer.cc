@@ -148,24 +148,19 @@ void Reducer::check_usable() const {
   }
 }
 
-Error Reducer::named(Error error) const {
+Error Reducer::named(Error error, const std::string& part) const {
   constexpr const char* kOwn = "DistributedDataParallel";
-  if (error.operation().starts_with(kOwn)) return error;
   const std::string inner = error.operation();
-  error.operation(kOwn + (" of " + state_.type) + (inner.empty() ? "" : ", its " + inner));
-  return advised(std::move(error));
-}
-
-// What a collective's error comes from is often what ranks do with DDP.
-Error Reducer::advised(Error error) {
+  if (inner.starts_with(kOwn)) return error;
+  error.operation(kOwn + (" of " + state_.type) + part + (inner.empty() ? "" : ", its " + inner));
+  // What a collective's error comes from is often what ranks do with DDP.
   const bool may_differ = error.code() == Code::kTimeout || error.code() == Code::kShapeMismatch ||
                           error.message().ends_with("has left the group");
-  if (!may_differ) return error;
+  if (inner.empty() || !may_differ) return error;
   return error.advice(
       "all ranks must make it, and run as many forward and backward passes: with join() they may "
-      "have different "
-      "numbers of inputs, and module() can be evaluated on one rank alone; else look at what that "
-      "rank does");
+      "have different numbers of inputs, and module() can be evaluated on one rank alone; else "
+      "look at what that rank does");
 }
 
 void Reducer::fail(const Error& error) noexcept {

@@ -82,8 +82,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_usable() const;
   void fail(const Error& error) noexcept;
   // The same of DDP, for users that have not called any collective.
-  Error named(Error error) const;
-  static Error advised(Error error);
+  //   part  of it, as ", communication hook"
+  Error named(Error error, const std::string& part = {}) const;
   template <class Fn>
   void guarded(Fn&& fn);
   template <class Fn>
@@ -163,11 +163,7 @@ auto Reducer::of_hook(Fn&& fn) const {
   try {
     return fn();
   } catch (...) {
-    Error error = to_error(std::current_exception(), Code::kRemote);
-    const std::string inner = error.operation();
-    error.operation("DistributedDataParallel of " + state_.type + ", communication hook" +
-                    (inner.empty() ? "" : ", its " + inner));
-    throw inner.empty() ? error : advised(error);  // of a collective in it
+    throw named(to_error(std::current_exception(), Code::kRemote), ", communication hook");
   }
 }
 

@@ -61,8 +61,6 @@ static_assert(sizeof(Origin) == 24);
 inline constexpr uint64_t kEagerBytes = 32 << 10;
 // As long as those that nobody has asked for are no more than this, for each pair of ranks.
 inline constexpr uint64_t kUnclaimedBytes = 4 << 20;
-// What each counts for beside its bytes, so that many small ones are limited, too.
-inline constexpr uint64_t kMessageOverhead = 64;
 // Larger ones travel in parts, between which others may pass.
 inline constexpr uint64_t kPartBytes = 1 << 20;
 

@@ -16,6 +16,8 @@ namespace farspan::dist::cpu {
 namespace {
 
 constexpr std::chrono::seconds kDialTime{30};
+// What a message counts for beside its bytes, so that many small ones are limited, too.
+constexpr uint64_t kMessageOverhead = 64;
 
 Letter letter_of(Letter::Kind kind, uint64_t group, const messages::Envelope& envelope) {
   Letter letter;
