@@ -23,7 +23,7 @@ PROGRAMS = {
     """,
     "python3": """
         [[ $1 != --version ]] || exec echo Python 3.11.2
-        mkdir -p "$3/bin"
+        mkdir -p "$3/bin" "$3/lib/python3.11/site-packages/torch"
         cp "$0.pip" "$3/bin/pip"
     """,
     "python3.pip": """

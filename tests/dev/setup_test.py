@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What `./dev` downloads, and which LibTorch it configures with: setup_test.py REPOSITORY"""
 
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -61,6 +62,22 @@ def what_is_installed_goes_where_the_caller_says(clones):
     there = clones.folder / "there"
     assert f"--install build/release --prefix {there}" in clones.cmake_log.read_text()
     assert f"-DCMAKE_PREFIX_PATH={there}" in out, out
+    libtorch = pathlib.Path(os.readlink(root / ".venv"), "lib/python3.11/site-packages/torch")
+    assert f"-DLIBTORCH_ROOT={libtorch}\n" in out, out
+
+
+def one_at_a_time_builds_in_a_clone(clones):
+    root = clones.clone("clone")
+    with open(root / "dev") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = [subprocess.Popen([root / "dev", verb], stdout=subprocess.PIPE, text=True,
+                                    env={**os.environ, **clones.variables()}) for verb in ("build", "clean")]
+        said = [process.stdout.readline() for process in waiting]
+        assert said == ["Waiting for another ./dev that builds here\n"] * 2, said
+        assert not clones.cmake_log.exists()
+    assert [process.wait() for process in waiting] == [0, 0]
+    for process in waiting:
+        process.stdout.close()
 
 
 def the_users_own_libtorch_is_taken(clones):
@@ -136,7 +153,7 @@ def a_demo_needs_nothing_for_stores(clones):
 def main():
     for rule in (a_second_clone_downloads_nothing, clones_that_begin_at_once_download_once,
                  half_a_download_is_made_again, what_is_installed_goes_where_the_caller_says,
-                 the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken,
+                 one_at_a_time_builds_in_a_clone, the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken,
                  an_etcd_that_cannot_be_had_is_a_warning_unless_it_is_needed,
                  any_package_of_libcurl_will_do_and_none_is_removed, tests_bring_open_mpi_with_them,
                  a_demo_needs_nothing_for_stores):
