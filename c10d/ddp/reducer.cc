@@ -29,7 +29,7 @@ std::vector<ParameterSize> sizes_of(const ModuleState& state) {
 
 Group own_group(const Group& group) {
   const Group parent = group ? group : default_group();
-  return new_group_of(parent, parent->ranks());
+  return new_group_of(parent, parent->ranks(), std::nullopt, "DDP's group");
 }
 
 }  // namespace

@@ -46,13 +46,14 @@ struct Message {
   Deadline deadline;
 };
 
+inline constexpr const char* kDefaultGroup = "the default group";
+
 // The ranks of a group and this one among them.
 struct GroupSpec {
-  std::string name;        // the same on all its ranks, and used once
-  std::vector<int> ranks;  // in the default group, by rank in this one
-  int rank = 0;            // in this group
-  // For people, in errors.
-  std::string label = "the default group";
+  std::string name;                   // the same on all its ranks, and used once
+  std::vector<int> ranks;             // in the default group, by rank in this one
+  int rank = 0;                       // in this group
+  std::string label = kDefaultGroup;  // for people, in errors
 
   int size() const noexcept { return static_cast<int>(ranks.size()); }
   // 64 bits of the name, for what travels.

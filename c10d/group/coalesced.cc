@@ -68,7 +68,7 @@ std::vector<Block> blocks_of(const Tensor& rows) {
 auto plan_all_reduce_coalesced(const Tensors& tensors, const ReduceOptions& options) {
   Start start = start_of(Op::kAllReduce, options.group, tensors, "tensors");
   start.reduction(options.op).number_and_shapes_of(tensors);
-  for (const Tensor& one : tensors) check_written(one);
+  start.writes(tensors);
   return start.plan(options, [tensors](Backend& backend, const Call& call) {
     const TensorBlock data = TensorBlock::joined(tensors);
     if (call.reduce() == ReduceOp::kPremulSum) data.scale(call.factor);
@@ -81,7 +81,7 @@ auto plan_all_gather_coalesced(const Tensors& outputs, const Tensors& inputs,
                                const CollectiveOptions& options) {
   Start start = start_of(Op::kAllGather, options.group, inputs, "inputs");
   pair(start, outputs, "outputs", inputs, "inputs");
-  for (const Tensor& one : outputs) check_written(one);
+  start.writes(outputs);
   const int64_t ranks = start.size();
   return start.plan(options, [outputs, inputs, ranks](Backend& backend, const Call& call) {
     const TensorBlock own = TensorBlock::joined(inputs);
@@ -97,7 +97,7 @@ auto plan_reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs
   Start start = start_of(Op::kReduceScatter, options.group, outputs, "outputs");
   start.reduction(options.op);
   pair(start, inputs, "inputs", outputs, "outputs");
-  for (const Tensor& one : outputs) check_written(one);
+  start.writes(outputs);
   const int64_t ranks = start.size();
   return start.plan(options, [outputs, inputs, ranks](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;

@@ -15,7 +15,7 @@ using Use = TensorBlock::Use;
 auto plan_broadcast(const Tensor& tensor, int src, const CollectiveOptions& options) {
   Start start(Op::kBroadcast, options.group);
   start.tensor(tensor, "the tensor").root(src);
-  const TensorBlock data(tensor, start.is_root() ? Use::kRead : Use::kWrite);
+  const auto data = start.hold<TensorBlock>(tensor, start.is_root() ? Use::kRead : Use::kWrite);
   return start.plan(options, [data](Backend& backend, const Call& call) {
     backend.broadcast(call, data.block());
     data.finish();
@@ -25,7 +25,7 @@ auto plan_broadcast(const Tensor& tensor, int src, const CollectiveOptions& opti
 auto plan_all_reduce(const Tensor& tensor, const ReduceOptions& options) {
   Start start(Op::kAllReduce, options.group);
   start.tensor(tensor, "the tensor").reduction(options.op);
-  const TensorBlock data(tensor, Use::kReadWrite);
+  const auto data = start.hold<TensorBlock>(tensor, Use::kReadWrite);
   return start.plan(options, [data](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlock own = scaled ? data.scaled(call.factor) : data;
@@ -37,7 +37,7 @@ auto plan_all_reduce(const Tensor& tensor, const ReduceOptions& options) {
 auto plan_reduce(const Tensor& tensor, int dst, const ReduceOptions& options) {
   Start start(Op::kReduce, options.group);
   start.tensor(tensor, "the tensor").reduction(options.op).root(dst);
-  const TensorBlock data(tensor, start.is_root() ? Use::kReadWrite : Use::kRead);
+  const auto data = start.hold<TensorBlock>(tensor, start.is_root() ? Use::kReadWrite : Use::kRead);
   return start.plan(options, [data](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlock own = scaled ? data.scaled(call.factor) : data;

@@ -35,8 +35,8 @@ auto plan_all_gather(const std::vector<Tensor>& tensor_list, const Tensor& tenso
   Start start(Op::kAllGather, options.group);
   start.tensor(tensor, "the tensor").list(tensor_list, "tensor_list").shapes_of(tensor_list);
   start.same_count(tensor, tensor_list[start.rank()], "the tensor and its place in tensor_list");
-  const TensorBlocks out(tensor_list, Use::kWrite);
-  const TensorBlock in = apart(TensorBlock(tensor, Use::kRead), out, start.rank());
+  const auto out = start.hold<TensorBlocks>(tensor_list, Use::kWrite);
+  const TensorBlock in = apart(start.hold<TensorBlock>(tensor, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.all_gather(call, in.block(), out.blocks());
     out.finish();
@@ -47,8 +47,9 @@ auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
                                  const CollectiveOptions& options) {
   Start start(Op::kAllGather, options.group);
   start.tensor(input, "input").also(output, "output");
-  const TensorBlocks out(output, start.equal_parts(output, input, "output"), Use::kWrite);
-  const TensorBlock in = apart(TensorBlock(input, Use::kRead), out, start.rank());
+  const auto out =
+      start.hold<TensorBlocks>(output, start.equal_parts(output, input, "output"), Use::kWrite);
+  const TensorBlock in = apart(start.hold<TensorBlock>(input, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.all_gather(call, in.block(), out.blocks());
     out.finish();
@@ -65,8 +66,8 @@ auto plan_gather(const Tensor& tensor, const std::vector<Tensor>& gather_list, i
   } else if (!gather_list.empty()) {
     start.refuse("gather_list is for rank " + std::to_string(dst) + " only");
   }
-  const TensorBlocks out(gather_list, Use::kWrite);
-  const TensorBlock in = apart(TensorBlock(tensor, Use::kRead), out, start.rank());
+  const auto out = start.hold<TensorBlocks>(gather_list, Use::kWrite);
+  const TensorBlock in = apart(start.hold<TensorBlock>(tensor, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.gather(call, in.block(), out.blocks());
     out.finish();
@@ -83,8 +84,9 @@ auto plan_scatter(const Tensor& tensor, const std::vector<Tensor>& scatter_list,
   } else if (!scatter_list.empty()) {
     start.refuse("scatter_list is for rank " + std::to_string(src) + " only");
   }
-  const TensorBlock out(tensor, Use::kWrite);
-  const TensorBlocks in = apart(TensorBlocks(scatter_list, Use::kRead), out, start.rank());
+  const auto out = start.hold<TensorBlock>(tensor, Use::kWrite);
+  const TensorBlocks in =
+      apart(start.hold<TensorBlocks>(scatter_list, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.scatter(call, in.blocks(), out.block());
     out.finish();
@@ -97,8 +99,9 @@ auto plan_reduce_scatter(const Tensor& output, const std::vector<Tensor>& input_
   start.tensor(output, "output").reduction(options.op).list(input_list, "input_list");
   start.shapes_of(input_list);
   start.same_count(output, input_list[start.rank()], "output and its place in input_list");
-  const TensorBlock out(output, Use::kWrite);
-  const TensorBlocks in = apart(TensorBlocks(input_list, Use::kRead), out, start.rank());
+  const auto out = start.hold<TensorBlock>(output, Use::kWrite);
+  const TensorBlocks in =
+      apart(start.hold<TensorBlocks>(input_list, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlocks own = scaled ? in.scaled(call.factor) : in;
@@ -111,9 +114,10 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input,
                                 const ReduceOptions& options) {
   Start start(Op::kReduceScatter, options.group);
   start.tensor(output, "output").reduction(options.op).also(input, "input");
-  const TensorBlock out(output, Use::kWrite);
+  const auto out = start.hold<TensorBlock>(output, Use::kWrite);
   const auto counts = start.equal_parts(input, output, "input");
-  const TensorBlocks in = apart(TensorBlocks(input, counts, Use::kRead), out, start.rank());
+  const TensorBlocks in =
+      apart(start.hold<TensorBlocks>(input, counts, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlocks own = scaled ? in.scaled(call.factor) : in;
@@ -140,9 +144,10 @@ auto plan_all_to_all(const std::vector<Tensor>& output_list, const std::vector<T
   start.list(output_list, "output_list").own_sizes();
   const size_t self = start.rank();
   start.same_count(input_list[self], output_list[self], "this rank's own input and output");
-  return plan_all_to_all(std::move(start), TensorBlocks(output_list, Use::kWrite),
-                         TensorBlocks(input_list, Use::kRead), input_list.front().element_size(),
-                         options);
+  auto out = start.hold<TensorBlocks>(output_list, Use::kWrite);
+  auto in = start.hold<TensorBlocks>(input_list, Use::kRead);
+  return plan_all_to_all(std::move(start), std::move(out), std::move(in),
+                         input_list.front().element_size(), options);
 }
 
 // How many elements each rank has of a tensor that is split by rows.
@@ -185,13 +190,15 @@ auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
                             const CollectiveOptions& options) {
   Start start(Op::kAllToAll, options.group);
   start.tensor(input, "input").also(output, "output").own_sizes();
-  const auto in = split_counts(start, input, input_splits, "input");
-  const auto out = split_counts(start, output, output_splits, "output");
-  if (in[start.rank()] != out[start.rank()]) {
+  const auto sent = split_counts(start, input, input_splits, "input");
+  const auto got = split_counts(start, output, output_splits, "output");
+  if (sent[start.rank()] != got[start.rank()]) {
     start.refuse("this rank's own splits of input and output differ");
   }
-  return plan_all_to_all(std::move(start), TensorBlocks(output, out, Use::kWrite),
-                         TensorBlocks(input, in, Use::kRead), input.element_size(), options);
+  auto out = start.hold<TensorBlocks>(output, got, Use::kWrite);
+  auto in = start.hold<TensorBlocks>(input, sent, Use::kRead);
+  return plan_all_to_all(std::move(start), std::move(out), std::move(in), input.element_size(),
+                         options);
 }
 
 }  // namespace

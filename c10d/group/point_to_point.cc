@@ -30,15 +30,13 @@ Transfer::Transfer(Kind kind, const at::Tensor& tensor, int peer, const MessageO
   signature_ = start.signature();
   message_.tag = options.tag;
   message_.type = static_cast<DType>(signature_.type);
-  if (sends || peer != kAnySource) {
-    try {
-      message_.peer = group_->group_rank(peer);
-    } catch (Error& error) {
-      throw error.operation(sends ? "send" : "recv");
-    }
-  }
   message_.deadline = group_->deadline(options.timeout, called_);
-  data_ = TensorBlock(tensor, sends ? TensorBlock::Use::kRead : TensorBlock::Use::kWrite);
+  try {
+    if (sends || peer != kAnySource) message_.peer = group_->group_rank(peer);
+    data_ = TensorBlock(tensor, sends ? TensorBlock::Use::kRead : TensorBlock::Use::kWrite);
+  } catch (Error& error) {
+    throw error.operation(sends ? "send" : "recv");
+  }
 }
 
 Future<int> Transfer::call_backend() {

@@ -39,14 +39,18 @@ const char* advice_for(Code code) noexcept {
   }
 }
 
-// "group 2 of ranks 0, 1": the second that was made of them.
-std::string label_of(const std::vector<int>& ranks, uint64_t number) {
+std::string name_ranks(const std::vector<int>& ranks) {
   constexpr size_t kNamed = 8;
-  std::string text = "group " + std::to_string(number) + " of ";
-  if (ranks.size() == 1) return text + "rank " + join(ranks);
-  if (ranks.size() <= kNamed) return text + "ranks " + join(ranks);
-  return text + std::to_string(ranks.size()) + " ranks (" +
-         join({ranks.begin(), ranks.begin() + kNamed}) + " and others)";
+  if (ranks.size() == 1) return "rank " + join(ranks);
+  if (ranks.size() <= kNamed) return "ranks " + join(ranks);
+  return std::to_string(ranks.size()) + " ranks (" + join({ranks.begin(), ranks.begin() + kNamed}) +
+         " and others)";
+}
+
+// "group 2 of ranks 0, 1": the second that was made of them, here out of the default group.
+std::string label_of(const ProcessGroup& parent, const std::vector<int>& ranks, uint64_t number) {
+  const std::string label = "group " + std::to_string(number) + " of " + name_ranks(ranks);
+  return parent.label() == kDefaultGroup ? label : label + " in " + parent.label();
 }
 
 void check_ranks(const std::vector<int>& ranks, const ProcessGroup& parent) {
@@ -210,7 +214,7 @@ Group new_group(const std::vector<int>& ranks, std::optional<Millis> timeout) {
 }
 
 Group new_group_of(const Group& parent, const std::vector<int>& ranks,
-                   std::optional<Millis> timeout) {
+                   std::optional<Millis> timeout, const std::string& label) {
   check_ranks(ranks, *parent);
   GroupSpec spec;
   spec.ranks = ranks;
@@ -222,7 +226,7 @@ Group new_group_of(const Group& parent, const std::vector<int>& ranks,
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(hash_of(ranks)));
     const uint64_t number = parent->count_groups_of(ranks);
     spec.name = parent->name() + "/" + hash + "." + std::to_string(number);
-    spec.label = label_of(ranks, number);
+    spec.label = label.empty() ? label_of(*parent, ranks, number) : label;
   } else {
     spec.name = parent->name() + "/of others";
     spec.label = "a group of others";

@@ -147,7 +147,8 @@ int get_world_size(const Group& group = nullptr);
 //   throws   Error kInvalidArgument: none, out of range, twice, or there is no default group
 Group new_group(const std::vector<int>& ranks, std::optional<Millis> timeout = std::nullopt);
 // The same out of `parent`'s ranks, counted in the default group.
+//   label  what errors call it; empty: "group 1 of ranks 0, 2"
 Group new_group_of(const Group& parent, const std::vector<int>& ranks,
-                   std::optional<Millis> timeout = std::nullopt);
+                   std::optional<Millis> timeout = std::nullopt, const std::string& label = "");
 
 }  // namespace farspan::dist

@@ -11,22 +11,18 @@ using at::Tensor;
 
 Start::Start(Op op, const Group& group) {
   signature_.op = op;
-  try {
+  named([&] {
     group_ = group ? group : default_group();
     group_->backend();
-  } catch (Error& error) {
-    throw error.operation(std::string(name_of(op)));
-  }
+  });
 }
 
 void Start::refuse(const std::string& what, const char* advice) const {
-  throw Error(Code::kInvalidArgument, what)
-      .operation(std::string(name_of(signature_.op)))
-      .advice(advice);
+  throw Error(Code::kInvalidArgument, what).operation(operation()).advice(advice);
 }
 
 Start& Start::tensor(const Tensor& tensor, std::string_view name) {
-  check_tensor(tensor, name_of(signature_.op), name);
+  check_tensor(tensor, operation(), name);
   signature_.type = static_cast<uint8_t>(dtype_of(tensor));
   signature_.count = static_cast<uint64_t>(tensor.numel());
   set_shape(signature_, tensor.sizes());
@@ -42,7 +38,7 @@ Start& Start::sparse(at::IntArrayRef shape, int64_t sparse_dim) {
 }
 
 Start& Start::also(const Tensor& tensor, std::string_view name) {
-  check_tensor(tensor, name_of(signature_.op), name);
+  check_tensor(tensor, operation(), name);
   if (static_cast<uint8_t>(dtype_of(tensor)) != signature_.type) {
     refuse(std::string(name) + " is of " + std::string(name_of(dtype_of(tensor))) +
                ", and the other tensor of " +
@@ -104,11 +100,14 @@ Start& Start::own_sizes() {
 }
 
 Start& Start::root(int global_rank) {
-  try {
-    signature_.root = group_->group_rank(global_rank);
-  } catch (Error& error) {
-    throw error.operation(std::string(name_of(signature_.op)));
-  }
+  named([&] { signature_.root = group_->group_rank(global_rank); });
+  return *this;
+}
+
+Start& Start::writes(const std::vector<Tensor>& tensors) {
+  named([&] {
+    for (const Tensor& one : tensors) check_written(one);
+  });
   return *this;
 }
 

@@ -44,6 +44,14 @@ class Start {
                                   std::string_view name) const;
   void same_count(const at::Tensor& one, const at::Tensor& other, std::string_view what) const;
 
+  // Results are written to these, later; hold() checks its own.
+  Start& writes(const std::vector<at::Tensor>& tensors);
+  // A TensorBlock or TensorBlocks of these arguments.
+  template <class Blocks, class... Arguments>
+  Blocks hold(const Arguments&... arguments) const {
+    return named([&] { return Blocks(arguments...); });
+  }
+
   [[noreturn]] void refuse(const std::string& what, const char* advice = "") const;
 
   const Group& group() const noexcept { return group_; }
@@ -58,6 +66,17 @@ class Start {
   }
 
  private:
+  std::string operation() const { return std::string(name_of(signature_.op)); }
+  // Runs it; errors name the operation.
+  template <class Do>
+  auto named(const Do& run) const {
+    try {
+      return run();
+    } catch (Error& error) {
+      throw error.operation(operation());
+    }
+  }
+
   Group group_;
   Signature signature_;
   double factor_ = 1;

@@ -16,7 +16,7 @@ namespace farspan::dist {
 // Why a tensor cannot take part, as an Error: not defined, not on the CPU, sparse, quantized.
 void check_tensor(const at::Tensor& tensor, std::string_view operation, std::string_view name);
 DType dtype_of(const at::Tensor& tensor);
-// Why results cannot be written to it: elements that share memory.
+// The same of one that is to be written: elements that share memory.
 void check_written(const at::Tensor& tensor);
 
 // Holds on to a tensor, and to a copy of it where its own memory is not in order.

@@ -35,19 +35,19 @@ void know_backends() {
   });
 }
 
-Rendezvous meeting_place(const InitOptions& options) {
+RendezvousOptions rendezvous_options(const InitOptions& options) {
   RendezvousOptions where;
   where.rank = options.rank;
   where.world_size = options.world_size;
   where.timeout = options.init_timeout;
   where.store = options.store;
   where.wait_for_workers = false;  // agree_on_generation() does, and names who is missing
-  return rendezvous(options.init_method, where);
+  return where;
 }
 
 // All ranks, who meet in a store.
 GroupSpec meet_in_store(const InitOptions& options, Deadline deadline, Joined& made) {
-  made.job = meeting_place(options);
+  made.job = rendezvous(options.init_method, rendezvous_options(options));
   const auto [store, rank, size] = made.job;
   PrefixStore own("dist", store);
   GroupSpec group;
@@ -59,40 +59,31 @@ GroupSpec meet_in_store(const InitOptions& options, Deadline deadline, Joined& m
   return group;
 }
 
-// A process that the backend's launcher does not know is a world of one to it, whatever else says
-// that there are more ranks.
-void check_membership(const std::string& backend, const GroupSpec& group,
-                      const InitOptions& options) {
-  const LaunchEnvironment environment = LaunchEnvironment::read();
-  const RendezvousUrl url = parse_rendezvous_url(options.init_method);
-  const auto check = [&](int found, int option, const std::string& key,
-                         const std::optional<std::string>& variable,
-                         const std::string& variable_name) {
-    std::string where = variable_name, wanted = variable.value_or("");
-    if (const auto it = url.query.find(key); it != url.query.end()) {
-      where = key + " in the URL";
-      wanted = it->second;
-    }
-    if (option >= 0) {
-      where = "InitOptions::" + key;
-      wanted = std::to_string(option);
-    }
-    if (wanted.empty() || wanted == std::to_string(found)) return;
-    throw Error(Code::kInvalidArgument, where + " is " + wanted + ", and the launcher of '" +
-                                            backend + "' says " + std::to_string(found))
+// All ranks, whom the backend's launcher has numbered. A process that it does not know is a world
+// of one to it, whatever else says that there are more ranks.
+GroupSpec meet_by_launcher(const std::string& backend, const MeetRanks& meet,
+                           const InitOptions& options, Deadline deadline) {
+  const GivenMembership given =
+      given_membership(options.store ? RendezvousUrl{} : parse_rendezvous_url(options.init_method),
+                       rendezvous_options(options));
+  GroupSpec group = meet(deadline);
+  const auto check = [&](const std::optional<GivenNumber>& wanted, int found) {
+    if (!wanted || wanted->number == found) return;
+    throw Error(Code::kInvalidArgument, wanted->where + " is " + std::to_string(wanted->number) +
+                                            ", and the launcher of '" + backend + "' says " +
+                                            std::to_string(found))
         .advice("start the ranks with that launcher (mpirun -n 2 program), which numbers them");
   };
-  check(group.rank, options.rank, "rank", environment.rank, environment.rank_variable);
-  check(group.size(), options.world_size, "world_size", environment.world_size,
-        environment.world_size_variable);
+  check(given.rank, group.rank);
+  check(given.world_size, group.size());
+  return group;
 }
 
 Group join(const std::string& backend, const InitOptions& options, Joined& made) {
   BackendContext context;
   context.deadline = Deadline::in(options.init_timeout);
   if (const MeetRanks meet = meeting_of_backend(backend)) {
-    context.group = meet(context.deadline);
-    check_membership(backend, context.group, options);
+    context.group = meet_by_launcher(backend, meet, options, context.deadline);
   } else {
     context.group = meet_in_store(options, context.deadline, made);
   }

@@ -26,17 +26,18 @@ bool is_host_byte(char c) noexcept {
          std::strchr("-._:%", c) != nullptr;
 }
 
+[[noreturn]] void refuse(std::string_view text, const std::string& why) {
+  throw Error(Code::kInvalidArgument, "'" + std::string(text.substr(0, 300)) + "': " + why)
+      .advice("write host:port, 1.2.3.4:port or [::1]:port");
+}
+
 void check_host(std::string_view host, std::string_view text) {
-  const auto refuse = [&](const std::string& why) {
-    throw Error(Code::kInvalidArgument, "'" + std::string(text.substr(0, 300)) + "': " + why)
-        .advice("write host:port, 1.2.3.4:port or [::1]:port");
-  };
-  if (host.empty()) refuse("the host is missing");
-  if (host.size() > kMaxHostBytes) refuse("the host has more than 253 bytes");
+  if (host.empty()) refuse(text, "the host is missing");
+  if (host.size() > kMaxHostBytes) refuse(text, "the host has more than 253 bytes");
   // strchr finds the terminator too.
   const auto good = [](char c) { return c != '\0' && is_host_byte(c); };
   if (!std::all_of(host.begin(), host.end(), good)) {
-    refuse("the host has a byte that no host name or address has");
+    refuse(text, "the host has a byte that no host name or address has");
   }
 }
 
@@ -113,25 +114,18 @@ uint16_t parse_port(std::string_view text, std::string_view what) {
 }
 
 HostPort parse_host_port(std::string_view text) {
-  std::string_view host, port;
-  if (!text.empty() && text.front() == '[') {
-    const size_t end = text.find(']');
-    if (end != std::string_view::npos && end + 1 < text.size() && text[end + 1] == ':') {
-      host = text.substr(1, end - 1);
-      port = text.substr(end + 2);
-    }
-  } else if (const size_t colon = text.find(':');
-             colon != std::string_view::npos && colon == text.rfind(':')) {
-    host = text.substr(0, colon);
-    port = text.substr(colon + 1);
+  const size_t bracket = text.starts_with('[') ? text.find(']') : std::string_view::npos;
+  const bool has_brackets = bracket != std::string_view::npos;
+  const size_t colon = text.find(':', has_brackets ? bracket : 0);
+  if (!has_brackets && colon != text.rfind(':')) {
+    refuse(text, "an IPv6 address stands in brackets");
   }
-  if (host.empty() && port.empty() && !text.empty() && text.front() != ':') {
-    throw Error(Code::kInvalidArgument,
-                "'" + std::string(text.substr(0, 300)) + "': the port is missing")
-        .advice("write host:port, 1.2.3.4:port or [::1]:port");
-  }
+  if (colon == std::string_view::npos && !text.empty()) refuse(text, "the port is missing");
+  if (has_brackets && colon != bracket + 1) refuse(text, "after ']' comes ':' and the port");
+  const std::string_view host = has_brackets ? text.substr(1, bracket - 1) : text.substr(0, colon);
   check_host(host, text);
-  return {std::string(host), parse_port(port, "the port of '" + std::string(text) + "'")};
+  return {std::string(host),
+          parse_port(text.substr(colon + 1), "the port of '" + std::string(text) + "'")};
 }
 
 SocketAddress::SocketAddress(const sockaddr* address, socklen_t size) noexcept

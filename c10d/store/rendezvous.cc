@@ -58,17 +58,16 @@ int parse_number(const std::string& text, const std::string& name) {
   return number;
 }
 
-// One number: the option, or else the URL's, or else the variable; and where it was found.
-std::pair<int, std::string> find_number(int option, const RendezvousUrl& url, const char* key,
-                                        const std::optional<std::string>& variable,
-                                        const std::string& variable_name) {
-  if (option != -1) return {option, key};
+std::optional<GivenNumber> find_number(int option, const RendezvousUrl& url, const char* key,
+                                       const std::optional<std::string>& variable,
+                                       const std::string& variable_name) {
+  if (option != -1) return GivenNumber{option, key};
   if (const auto it = url.query.find(key); it != url.query.end()) {
-    const std::string name = std::string(key) + " in the URL";
-    return {parse_number(it->second, name), name};
+    const std::string where = std::string(key) + " in the URL";
+    return GivenNumber{parse_number(it->second, where), where};
   }
-  if (!variable) throw refuse(variable_name + " is not set", how_to_number(url));
-  return {parse_number(*variable, variable_name), variable_name};
+  if (!variable) return std::nullopt;
+  return GivenNumber{parse_number(*variable, variable_name), variable_name};
 }
 
 // A name that stands for this host's loopback only (Debian writes 127.0.1.1 for the host's own
@@ -243,23 +242,32 @@ RendezvousUrl parse_rendezvous_url(const std::string& url) {
   return parts;
 }
 
-Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& options) {
+GivenMembership given_membership(const RendezvousUrl& url, const RendezvousOptions& options) {
   const LaunchEnvironment& environment = options.environment;
-  const auto [rank, rank_name] =
-      find_number(options.rank, url, "rank", environment.rank, environment.rank_variable);
-  const auto [size, size_name] =
-      find_number(options.world_size, url, "world_size", environment.world_size,
-                  environment.world_size_variable);
-  if (size < 1) {
-    throw refuse(size_name + " is " + std::to_string(size) + ", there is at least 1 worker",
-                 "give the number of all workers, this one included");
+  return {find_number(options.rank, url, "rank", environment.rank, environment.rank_variable),
+          find_number(options.world_size, url, "world_size", environment.world_size,
+                      environment.world_size_variable)};
+}
+
+Membership membership_of(const RendezvousUrl& url, const RendezvousOptions& options) {
+  const auto [rank, size] = given_membership(url, options);
+  const auto missing = [&](const std::string& variable) {
+    return refuse(variable + " is not set", how_to_number(url));
+  };
+  if (!rank) throw missing(options.environment.rank_variable);
+  if (!size) throw missing(options.environment.world_size_variable);
+  if (size->number < 1) {
+    throw refuse(
+        size->where + " is " + std::to_string(size->number) + ", there is at least 1 worker",
+        "give the number of all workers, this one included");
   }
-  if (rank < 0 || rank >= size) {
-    throw refuse(rank_name + " is " + std::to_string(rank) + ", with " + size_name + " " +
-                     std::to_string(size) + " it must be 0 to " + std::to_string(size - 1),
+  if (rank->number < 0 || rank->number >= size->number) {
+    throw refuse(rank->where + " is " + std::to_string(rank->number) + ", with " + size->where +
+                     " " + std::to_string(size->number) + " it must be 0 to " +
+                     std::to_string(size->number - 1),
                  "give each worker a number of its own, from 0");
   }
-  return {rank, size};
+  return {rank->number, size->number};
 }
 
 Rendezvous rendezvous(const std::string& url, const RendezvousOptions& options) {

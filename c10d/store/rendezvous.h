@@ -61,7 +61,19 @@ struct RendezvousUrl {
 //   throws  Error kInvalidArgument
 RendezvousUrl parse_rendezvous_url(const std::string& url);
 
-// Rank and world size: the options, or else the URL, or else the environment.
+// Rank and world size, as far as somebody has given them: the options, or else the URL, or else the
+// environment.
+//   throws  Error kInvalidArgument: no number
+struct GivenNumber {
+  int number = 0;
+  std::string where;  // "rank", "rank in the URL", "RANK"
+};
+struct GivenMembership {
+  std::optional<GivenNumber> rank, world_size;
+};
+GivenMembership given_membership(const RendezvousUrl& url, const RendezvousOptions& options);
+
+// Both of them.
 //   throws  Error kInvalidArgument: missing, no number, or out of range
 struct Membership {
   int rank = 0;

@@ -436,7 +436,9 @@ TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {
     refused([&] { dist::all_to_all_single(two, two, {3, -1}, {1, 1}); }, "split");
     refused([&] { dist::all_reduce(at::empty({2}, at::TensorOptions().device(at::kMeta))); },
             "meta");
-    refused([&] { dist::all_reduce(at::ones({1}).expand({4})); }, "share memory");
+    const Tensor expanded = at::ones({1}).expand({4});
+    refused([&] { dist::all_reduce(expanded); }, "all_reduce: the tensor that is to be written");
+    refused([&] { dist::all_reduce_coalesced({two, expanded}); }, "all_reduce: the tensor that");
     refused([&] { dist::new_group({0, 0}); }, "twice");
     refused([&] { dist::new_group({0, 5}); }, "rank 5");
     // Expect: nobody else noticed, and the group goes on.

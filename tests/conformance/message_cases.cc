@@ -309,7 +309,7 @@ TEST_P(CollectiveSuite, MessagesThatMakeNoSenseAreRefused) {
     refused([&] { dist::send(two, dist::kAnySource); }, "rank -1");
     refused([&] { dist::recv(two, 3); }, "rank 3");
     refused([&] { dist::send(two, 1, {.tag = -1}); }, "tag -1");
-    refused([&] { dist::recv(at::ones({1}).expand({4}), 1); }, "share memory");
+    refused([&] { dist::recv(at::ones({1}).expand({4}), 1); }, "recv: the tensor that is to be");
     refused([&] { dist::send(Tensor(), 1); }, "undefined");
     refused([&] { dist::batch_isend_irecv({}); }, "empty");
     refused(

@@ -19,6 +19,20 @@ using dist::ReduceOp;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
+TEST_P(CollectiveSuite, AnErrorSaysOutOfWhichGroupAGroupWasMade) {
+  on_each(2, [](int rank) {
+    const auto outer = dist::new_group({1, 0});
+    const auto inner = dist::new_group_of(outer, {0, 1}), again = dist::new_group_of(outer, {0, 1});
+    const auto label = [&](const dist::Group& group) {
+      const auto count = rank == 0 ? 2 : 3;
+      const auto call = [&] { dist::all_reduce(at::ones({count}), {.group = group}); };
+      return error_of(call).operation();
+    };
+    EXPECT_THAT(label(again), ContainsRegex("group 2 of ranks 0, 1 in group [0-9]+ of ranks 1, 0"));
+    EXPECT_THAT(label(inner), ContainsRegex("group 1 of ranks 0, 1 in group [0-9]+ of ranks 1, 0"));
+  });
+}
+
 TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
   const auto differ = [this](const std::function<void(int)>& call, const std::string& operation,
                              const std::string& why) {

@@ -27,6 +27,18 @@ TEST(HostPort, IsWrittenAsItIsRead) {
   }
 }
 
+TEST(HostPort, ARefusalSaysWhatIsWrong) {
+  const auto why = [](const char* text) {
+    return error_of([&] { parse_host_port(text); }).message();
+  };
+  EXPECT_EQ(why("host"), "'host': the port is missing");
+  EXPECT_EQ(why("[::1]"), "'[::1]': the port is missing");
+  EXPECT_EQ(why("[::1]80"), "'[::1]80': the port is missing");
+  EXPECT_EQ(why("[::1]x:80"), "'[::1]x:80': after ']' comes ':' and the port");
+  EXPECT_EQ(why("fe80::1:80"), "'fe80::1:80': an IPv6 address stands in brackets");
+  EXPECT_EQ(why(":80"), "':80': the host is missing");
+}
+
 TEST(HostPort, WhatIsNoneIsRefusedWithTheText) {
   for (const std::string& text :
        {std::string(), std::string("host"), std::string(":80"), std::string("host:"),
