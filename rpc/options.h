@@ -5,6 +5,7 @@
 // Threading: plain values; init_rpc and a call take a copy of theirs.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/time.h>
+#include <farspan/rpc/agent/route.h>
 
 namespace farspan {
 
@@ -51,15 +53,18 @@ struct WorkerOptions {
   // (within a process). Empty: shm, unix, tcp. One that fails for a pair of workers is left for the
   // next.
   std::vector<std::string> transports;
-  // Within a host, large tensors are read straight out of the sender's memory (process_vm_readv),
-  // where the system lets one; else, and with false, they travel as everything else does.
-  bool cross_memory_attach = true;
+  // Worker::routes() says what became of both.
+  CrossMemoryAttach cross_memory_attach = CrossMemoryAttach::kAllowed;
   // The address that TCP listens on, and that others connect to. Empty: loopback when all workers
   // share a host, else the one that reaches the store.
   std::string bind_host;
 
   int threads = 0;        // functions that run at once and do not wait; 0: the cores, from 2 to 16
   int max_threads = 256;  // with those that wait
+  // For how long, at most, a thread polls for a message before it sleeps, where most have come that
+  // soon lately and no other thread of this host lacks a processor; 0: it sleeps at once. While the
+  // bytes of a large message pass it polls on.
+  std::chrono::microseconds max_polling{200};
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of calls to one worker; more must wait
 };
 

@@ -103,6 +103,8 @@ class Worker : public std::enable_shared_from_this<Worker> {
   Millis rpc_timeout() const noexcept { return settings_.rpc_timeout; }
   Millis shutdown_timeout() const noexcept { return settings_.shutdown_timeout; }
   agent::MessengerCounters counters() const { return messenger_->counters(); }
+  // The ways to other workers that are open.
+  std::vector<Route> routes() const { return messenger_->routes(); }
   // Of all calls that this worker made and that have ended.
   CallTimes call_times() const { return call_times_.read(); }
 

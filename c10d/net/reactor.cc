@@ -180,30 +180,37 @@ bool Reactor::leave() {
 
 // Polls what was just read from; true when there is something to do.
 bool Reactor::spin(const std::shared_ptr<Source>& hot) {
-  const auto budget = hot->spin().budget();
-  if (budget.count() == 0) return false;
-  SpinPermit permit;
+  const TimePoint start = Clock::now();
+  hot->reads().begin(start);
+  const auto budget = std::min(hot->reads().budget(), options_.max_spin);
+  if (budget.count() <= 0) return false;
+  const SpinPermit permit(is_crowded(start));
   Role role;
   if (!permit || !role.take(*this, *hot, false)) return false;
   role.may_lease(tasks_are_short());
-  SpinTime time(budget);
+  SpinTime time(start, budget);
   uint64_t passed = hot->passed_bytes();
   while (!stopping_.load(std::memory_order_relaxed) && !hot->removed()) {
     if (hot->pump(role)) {
-      hot->spin().hit();
-      spin_hits_.fetch_add(1, std::memory_order_relaxed);
+      hot->reads().arrived(time.now());
+      count_spin(time.now() - start, true);
       return true;
     }
     if (queued_.load(std::memory_order_relaxed) > 0) return true;
     if (!time.is_over()) continue;
     const uint64_t before = std::exchange(passed, hot->passed_bytes());
-    if (passed == before) break;
-    time = SpinTime(budget);  // a large message is coming
+    if (passed == before || is_crowded(time.now())) break;
+    time = SpinTime(time.now(), budget);  // a large message is coming
   }
   role.may_lease(false);
-  hot->spin().miss();
-  spin_misses_.fetch_add(1, std::memory_order_relaxed);
+  count_spin(time.now() - start, false);
   return false;
+}
+
+void Reactor::count_spin(Clock::duration took, bool hit) noexcept {
+  (hit ? spin_hits_ : spin_misses_).fetch_add(1, std::memory_order_relaxed);
+  spin_ns_.fetch_add(static_cast<uint64_t>(std::chrono::nanoseconds(took).count()),
+                     std::memory_order_relaxed);
 }
 
 // What epoll gave to this thread, which nobody else hears of again until it is armed anew.
@@ -277,6 +284,7 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   Role role;
   if (!role.take(*this, *source, true)) return;
   role.may_lease(tasks_are_short());
+  source->reads().arrived(Clock::now());
   if (source->pump(role)) {
     if (!source->removed()) hot = std::move(source);
   } else {
@@ -318,6 +326,7 @@ ReactorCounters Reactor::counters() const {
   counters.wakeups = wakeups_.load();
   counters.spin_hits = spin_hits_.load();
   counters.spin_misses = spin_misses_.load();
+  counters.spin_time = std::chrono::nanoseconds(spin_ns_.load());
   MutexLock lock(mutex_);
   counters.threads = alive_;
   counters.running = running_;

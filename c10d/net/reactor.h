@@ -28,16 +28,19 @@ enum class Station;
 struct ReactorOptions {
   int threads = 0;        // tasks that run at once and are not blocked; 0: the cores, from 2 to 16
   int max_threads = 256;  // with those that are blocked
+  // The longest that one polls, unless bytes pass; 0: never. Less where that does not pay.
+  std::chrono::microseconds max_spin = kLongSpinLimit;
   std::string name = "farspan";  // of the threads, for debuggers: at most 15 characters
 };
 
 struct ReactorCounters {
-  int threads = 0;       // alive
-  int blocked = 0;       // waiting inside a task
-  int running = 0;       // inside a task, and not blocked
-  uint64_t wakeups = 0;  // idle threads woken on purpose
-  uint64_t spin_hits = 0;
+  int threads = 0;         // alive
+  int blocked = 0;         // waiting inside a task
+  int running = 0;         // inside a task, and not blocked
+  uint64_t wakeups = 0;    // idle threads woken on purpose
+  uint64_t spin_hits = 0;  // times that polling has found something
   uint64_t spin_misses = 0;
+  std::chrono::nanoseconds spin_time{};  // in both
 };
 
 // Threading: every method from any thread, but stop() and the destructor only from outside.
@@ -88,6 +91,7 @@ class Reactor {
   bool run_one_task();
   void queue(std::unique_ptr<Task> task, bool mine);
   bool spin(const std::shared_ptr<Source>& hot);
+  void count_spin(Clock::duration took, bool hit) noexcept;
   bool sleep(std::shared_ptr<Source>& hot);
   void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);
   std::shared_ptr<Source> give_back_event(uint64_t key) noexcept;
@@ -118,7 +122,7 @@ class Reactor {
   void wake_one() noexcept;
 
   // How a thread waits: reactor_wait.cc.
-  bool spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role);
+  bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role);
   void look_at(Source& source, Role& role) noexcept;
   void look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source, Role& role,
                              const Blocked& blocked);
@@ -139,7 +143,7 @@ class Reactor {
   const OwnedDescriptor stop_fd_;
   Timers timers_;
   std::atomic<bool> stopping_{false};
-  std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0};
+  std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0}, spin_ns_{0};
   std::atomic<int> in_callbacks_{0};  // threads that would read, and run callbacks of futures
   std::atomic<size_t> queued_{0};     // queue_.size(), for a look without the lock
   std::atomic<int64_t> task_ns_{0};   // running mean of what a task takes

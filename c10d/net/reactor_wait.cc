@@ -186,11 +186,13 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
     return true;
   }
   const Inside inside(*this);
+  const TimePoint start = Clock::now();
   Role role;
   role.may_lease(true);
-  const bool ready = spin_wait(future, deadline, hint, role) ||
+  const bool ready = spin_wait(future, start, deadline, hint, role) ||
                      sleep_wait(future, deadline, hint, role, thread_slot());
   if (!hint) return ready;
+  hint->answers().learn(ready ? Clock::now() - start : Clock::duration::max());
   role.release();
   hint->hand_over();
   flush_and_tell(*hint);
@@ -203,26 +205,24 @@ void Reactor::flush_and_tell(Source& source) noexcept {
   if (source.has_news()) source.tell_news();
 }
 
-bool Reactor::spin_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role) {
-  const auto budget = hint ? hint->spin().budget() : kSpinLimit;
-  if (budget.count() == 0) return false;
-  SpinPermit permit;
+bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
+                        Role& role) {
+  const auto budget = std::min(hint ? hint->answers().budget() : kSpinLimit, options_.max_spin);
+  if (budget.count() <= 0) return false;
+  const SpinPermit permit(is_crowded(start));
   if (!permit) return false;
-  SpinTime time(budget, deadline.at());
-  while (!time.is_over()) {
+  SpinTime time(start, budget, deadline.at());
+  bool ready = false;
+  while (!ready && !time.is_over()) {
     if (hint) {
       look_at(*hint, role);
     } else {
       cpu_relax();
     }
-    if (!future.ready()) continue;
-    if (hint) hint->spin().hit();
-    spin_hits_.fetch_add(1, std::memory_order_relaxed);
-    return true;
+    ready = future.ready();
   }
-  if (hint) hint->spin().miss();
-  spin_misses_.fetch_add(1, std::memory_order_relaxed);
-  return false;
+  count_spin(time.now() - start, ready);
+  return ready;
 }
 
 // Moves what there is, in both directions, as far as nobody else does.
@@ -244,17 +244,20 @@ void Reactor::look_at(Source& source, Role& role) noexcept {
 // counts as blocked meanwhile, so others run what it waits for.
 void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source,
                                     Role& role, const Blocked& blocked) {
-  SpinPermit permit;
+  const TimePoint start = Clock::now();
+  const auto budget = std::min(kSpinLimit, options_.max_spin);
+  const SpinPermit permit(is_crowded(start));
   if (!permit) return;
-  SpinTime time(kSpinLimit, deadline.at());
+  SpinTime time(start, budget, deadline.at());
   uint64_t passed = source.passed_bytes();
   while (!future.ready() && !blocked.is_called() && !source.removed()) {
     look_at(source, role);
     if (!time.is_over()) continue;
     const uint64_t before = std::exchange(passed, source.passed_bytes());
-    if (passed == before || deadline.expired()) return;
-    time = SpinTime(kSpinLimit, deadline.at());
+    if (passed == before || deadline.expired() || is_crowded(time.now())) break;
+    time = SpinTime(time.now(), budget, deadline.at());
   }
+  count_spin(time.now() - start, future.ready());
 }
 
 bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role,

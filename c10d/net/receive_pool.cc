@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <new>
@@ -39,8 +40,8 @@ void* new_block(size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<ReceivePool> ReceivePool::make(size_t max_idle_bytes) {
-  return std::shared_ptr<ReceivePool>(new ReceivePool(max_idle_bytes));
+std::shared_ptr<ReceivePool> ReceivePool::make(ReceivePoolOptions options) {
+  return std::shared_ptr<ReceivePool>(new ReceivePool(options));
 }
 
 ReceivePool::~ReceivePool() { trim(); }
@@ -54,11 +55,12 @@ Buffer ReceivePool::allocate(size_t bytes) {
     Shelf& shelf = idle_[size_class];
     shelf.last_use = ++uses_;
     if (!shelf.blocks.empty()) {
-      block = shelf.blocks.back();
+      block = shelf.blocks.back().block;
       shelf.blocks.pop_back();
       idle_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
     }
   }
+  (block ? reused_ : made_).fetch_add(1, std::memory_order_relaxed);
   if (!block) block = new_block(bytes_of(size_class));
   used_bytes_.fetch_add(bytes_of(size_class), std::memory_order_relaxed);
   std::shared_ptr<void> owner(block, [pool = shared_from_this(), size_class](void* returned) {
@@ -87,20 +89,66 @@ bool ReceivePool::keep_locked(void* block, size_t size_class, std::vector<void*>
   if (shelf.blocks.size() == shelf.blocks.capacity())
     shelf.blocks.reserve(2 * shelf.blocks.size() + 1);
   if (!make_room_locked(bytes_of(size_class), dropped)) return false;
+  const TimePoint now = Clock::now();
+  if (!will_look_) look_later_locked(now);
   idle_bytes_.fetch_add(bytes_of(size_class), std::memory_order_relaxed);
-  shelf.blocks.push_back(block);
+  shelf.blocks.push_back({block, now});
   return true;
 }
 
+void ReceivePool::look_later_locked(TimePoint idle_since) {
+  if (!timers_) return;
+  timers_->add(idle_since + options_.keep, [weak = weak_from_this()] {
+    if (const auto pool = weak.lock()) pool->drop_unused();
+  });
+  will_look_ = true;
+}
+
+void ReceivePool::shrink_by(Timers* timers) {
+  MutexLock lock(mutex_);
+  timers_ = timers;
+  will_look_ = false;
+  if (idle_bytes_.load() > 0) look_later_locked(Clock::now());
+}
+
+void ReceivePool::drop_unused() noexcept {
+  const TimePoint latest = Clock::now() - options_.keep;
+  std::vector<Idle> dropped;
+  try {
+    MutexLock lock(mutex_);
+    will_look_ = false;
+    TimePoint oldest = TimePoint::max();
+    for (size_t size_class = 0; size_class < kClasses; ++size_class) {
+      std::vector<Idle>& blocks = idle_[size_class].blocks;
+      const auto left = std::find_if(blocks.begin(), blocks.end(),
+                                     [&](const Idle& idle) { return idle.since > latest; });
+      dropped.insert(dropped.end(), blocks.begin(), left);
+      idle_bytes_.fetch_sub(static_cast<size_t>(left - blocks.begin()) * bytes_of(size_class),
+                            std::memory_order_relaxed);
+      blocks.erase(blocks.begin(), left);
+      if (!blocks.empty()) oldest = std::min(oldest, blocks.front().since);
+    }
+    if (oldest != TimePoint::max()) look_later_locked(oldest);
+  } catch (const std::bad_alloc&) {
+    // The next block that comes back has another look taken.
+  }
+  for (const Idle& idle : dropped) std::free(idle.block);
+}
+
+ReceivePoolCounters ReceivePool::counters() const noexcept {
+  return {used_bytes_.load(std::memory_order_relaxed), idle_bytes_.load(std::memory_order_relaxed),
+          reused_.load(std::memory_order_relaxed), made_.load(std::memory_order_relaxed)};
+}
+
 bool ReceivePool::make_room_locked(size_t bytes, std::vector<void*>& dropped) {
-  if (bytes > max_idle_bytes_) return false;
-  while (idle_bytes_.load(std::memory_order_relaxed) + bytes > max_idle_bytes_) {
+  if (bytes > options_.max_idle_bytes) return false;
+  while (idle_bytes_.load(std::memory_order_relaxed) + bytes > options_.max_idle_bytes) {
     Shelf* oldest = nullptr;
     for (Shelf& shelf : idle_) {
       if (!shelf.blocks.empty() && (!oldest || shelf.last_use < oldest->last_use)) oldest = &shelf;
     }
-    dropped.push_back(oldest->blocks.back());
-    oldest->blocks.pop_back();
+    dropped.push_back(oldest->blocks.front().block);
+    oldest->blocks.erase(oldest->blocks.begin());
     const auto size_class = static_cast<size_t>(oldest - idle_.data());
     idle_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
   }
@@ -115,7 +163,7 @@ void ReceivePool::trim() noexcept {
     idle_bytes_.store(0, std::memory_order_relaxed);
   }
   for (const Shelf& shelf : idle) {
-    for (void* block : shelf.blocks) std::free(block);
+    for (const Idle& one : shelf.blocks) std::free(one.block);
   }
 }
 

@@ -84,7 +84,9 @@ class Source : public std::enable_shared_from_this<Source> {
   // Reactor::remove() was called: there is nothing to wait for any more.
   bool removed() const noexcept { return removed_.load(std::memory_order_acquire); }
 
-  SpinGovernor& spin() noexcept { return spin_; }
+  // Until a reactor's thread reads the next message, and until a thread that waits has its answer.
+  SpinGovernor& reads() noexcept { return reads_; }
+  SpinGovernor& answers() noexcept { return answers_; }
 
   // Threads that sleep until this source brings something while another one reads it. When the
   // reader leaves, hand_over() wakes one of them to take its place.
@@ -108,7 +110,7 @@ class Source : public std::enable_shared_from_this<Source> {
   Mutex followers_mutex_;
   std::vector<Sleeper*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
   std::atomic<bool> removed_{false};
-  SpinGovernor spin_;
+  SpinGovernor reads_, answers_;
 };
 
 }  // namespace farspan::net

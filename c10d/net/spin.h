@@ -14,38 +14,86 @@
 namespace farspan::net {
 
 // A sleeping thread costs about 45 us to wake, so polling for that long at most doubles the cost of
-// a miss, and makes a hit twenty times cheaper.
-inline constexpr std::chrono::microseconds kSpinLimit{50};
+// a miss, and makes a hit twenty times cheaper. Where most waits end within the long limit (a
+// mebibyte is answered in some 90 us), polling for that long is worth its while, too.
+inline constexpr std::chrono::microseconds kSpinLimit{50}, kLongSpinLimit{200};
 
-// Says whether polling one source has paid lately. Misses switch it off, and now and then one more
-// try finds out whether traffic is back.
+// How long to poll for something, from how long it took lately until it came, whether that was
+// polled or slept for. Where too little comes soon, one wait in sixteen is polled all the same, for
+// what comes to a sleeper comes late.
 //
 // Threading: any thread; races only blur the estimate.
 class SpinGovernor {
  public:
   std::chrono::microseconds budget() noexcept {
-    if (credit_.load(std::memory_order_relaxed) > 0) return kSpinLimit;
+    if (within_long_.load(std::memory_order_relaxed) >= kHalf) return kLongSpinLimit;
+    if (within_short_.load(std::memory_order_relaxed) >= kFew) return kSpinLimit;
     const uint32_t tries = tries_.fetch_add(1, std::memory_order_relaxed);
     return tries % kProbeEvery == 0 ? kSpinLimit : std::chrono::microseconds{0};
   }
-  void hit() noexcept { credit_.store(kFullCredit, std::memory_order_relaxed); }
-  void miss() noexcept {
-    const int32_t credit = credit_.load(std::memory_order_relaxed);
-    if (credit > 0) credit_.store(credit - 1, std::memory_order_relaxed);
+
+  // What was waited for came after so long, or has not come yet.
+  void learn(Clock::duration took) noexcept {
+    learn(within_short_, took <= kSpinLimit);
+    learn(within_long_, took <= kLongSpinLimit);
+  }
+
+  // The same for waits that begin in one place and end in another. Of several that begin, the last
+  // counts; an arrival that nobody waits for does not.
+  void begin(TimePoint now) noexcept {
+    since_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  void arrived(TimePoint now) noexcept {
+    const Clock::rep since = since_.exchange(0, std::memory_order_relaxed);
+    if (since != 0) learn(now.time_since_epoch() - Clock::duration(since));
   }
 
  private:
-  static constexpr int32_t kFullCredit = 8;
+  // Shares of the last waits, in 256ths; each new one counts for an eighth.
+  static constexpr int32_t kAll = 256, kHalf = 128, kFew = 24;
   static constexpr uint32_t kProbeEvery = 16;
-  std::atomic<int32_t> credit_{kFullCredit};
+
+  static void learn(std::atomic<int32_t>& share, bool is_within) noexcept {
+    const int32_t before = share.load(std::memory_order_relaxed);
+    share.store(before + ((is_within ? kAll : 0) - before) / 8, std::memory_order_relaxed);
+  }
+
+  std::atomic<int32_t> within_short_{kAll}, within_long_{0};
   std::atomic<uint32_t> tries_{0};
+  std::atomic<Clock::rep> since_{0};  // 0: nobody waits
 };
 
+// Whether more threads want to run than there are processors, so that who polls may keep one from
+// its work: when the last two looks say so. It looks at most once in a millisecond.
+//
+// Threading: any thread; `count` may be called by several at once.
+class CrowdWatch {
+ public:
+  //   count  the threads that run or would
+  CrowdWatch(int (*count)() noexcept, int processors) noexcept
+      : count_(count), processors_(processors) {}
+  bool is_crowded(TimePoint now) noexcept;
+
+ private:
+  static constexpr std::chrono::milliseconds kEvery{1};
+
+  int (*const count_)() noexcept;
+  const int processors_;
+  std::atomic<Clock::rep> next_{0};
+  std::atomic<int> too_many_{0};  // looks in a row
+};
+
+// Of this machine, by /proc/loadavg; where there is none it is never crowded.
+bool is_crowded(TimePoint now) noexcept;
+
 // A place among the process's spinning threads: one fewer than there are cores, at least one, so
-// that polling never keeps the last core from the thread that is polled for.
+// that polling never keeps the last core from the thread that is polled for. None on a machine that
+// is crowded.
 class SpinPermit {
  public:
-  SpinPermit() noexcept : granted_(spinning().fetch_add(1) < limit()) {
+  explicit SpinPermit(bool crowded) noexcept {
+    if (crowded) return;
+    granted_ = spinning().fetch_add(1) < limit();
     if (!granted_) spinning().fetch_sub(1);
   }
   ~SpinPermit() {
@@ -64,19 +112,21 @@ class SpinPermit {
     static const int cores = static_cast<int>(std::thread::hardware_concurrency());
     return std::max(1, cores - 1);
   }
-  bool granted_;
+  bool granted_ = false;
 };
 
 // How long one goes on looking: for a while, and not beyond a deadline.
 class SpinTime {
  public:
-  explicit SpinTime(Clock::duration budget, TimePoint latest = TimePoint::max()) noexcept
-      : end_(std::min(Clock::now() + budget, latest)) {}
+  SpinTime(TimePoint start, Clock::duration budget, TimePoint latest = TimePoint::max()) noexcept
+      : end_(std::min(start + budget, latest)), now_(start) {}
   // Looks at the clock at every eighth call only.
-  bool is_over() noexcept { return ++calls_ % 8 == 0 && Clock::now() >= end_; }
+  bool is_over() noexcept { return ++calls_ % 8 == 0 && (now_ = Clock::now()) >= end_; }
+  // When that was last.
+  TimePoint now() const noexcept { return now_; }
 
  private:
-  TimePoint end_;
+  TimePoint end_, now_;
   uint32_t calls_ = 0;
 };
 

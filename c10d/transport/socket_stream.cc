@@ -45,6 +45,7 @@ SocketStream::SocketStream(int fd, std::string description)
   getsockopt(fd_, SOL_SOCKET, SO_DOMAIN, &family, &size);
   if (family == AF_UNIX) {  // TCP tunes its own
     setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+    is_local_ = true;
     peer_process_ = net::peer_process(fd_);
   }
 }

@@ -53,8 +53,9 @@ class Stream {
   // see kClosed. Any thread.
   virtual void shut() noexcept = 0;
 
-  // The process at the other end, where it is one of this host whose memory may be read; 0:
-  // unknown.
+  // Whether the other end is on this host for sure.
+  virtual bool is_local() const noexcept { return false; }
+  // Its process, where that is one of this host that this one can name; 0: unknown.
   virtual pid_t peer_process() const noexcept { return 0; }
 
   // "unix @farspan-12-ab34", for messages.

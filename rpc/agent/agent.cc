@@ -145,6 +145,7 @@ Agent::Agent(AgentOptions options)
         .advice("register fewer functions, or under shorter names");
   }
   make_transports();
+  pool_->shrink_by(&reactor_.timers());
   reactor_.add(loop_);
   for (auto& transport : transports_) {
     listeners_.push_back(transport->listen(
@@ -230,6 +231,7 @@ void Agent::stop() {
   }
   loop_->close();
   reactor_.remove(*loop_);
+  pool_->shrink_by(nullptr);
   reactor_.stop();
 }
 
@@ -333,10 +335,17 @@ std::vector<wire::FunctionRecord> Agent::functions_of(int rank) const {
   return line ? line->functions() : std::vector<wire::FunctionRecord>{};
 }
 
-std::string Agent::route_to(int rank) const {
-  MutexLock lock(mutex_);
-  const auto& line = peers_.at(static_cast<size_t>(rank)).line;
-  return line ? line->route() : "none";
+std::vector<Route> Agent::routes() const {
+  std::vector<std::shared_ptr<Connection>> lines;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& peer : peers_) {
+      if (peer.line && peer.line->is_open()) lines.push_back(peer.line);
+    }
+  }
+  std::vector<Route> routes;
+  for (const auto& line : lines) routes.push_back(line->route());
+  return routes;
 }
 
 MessengerCounters Agent::counters() const {
@@ -344,7 +353,15 @@ MessengerCounters Agent::counters() const {
   counters.calls_sent = calls_sent_.load();
   counters.calls_received = calls_received_.load();
   counters.errors = errors_.load();
-  counters.threads = reactor_.counters().threads;
+  const net::ReactorCounters reactor = reactor_.counters();
+  counters.threads = reactor.threads;
+  counters.wakeups = reactor.wakeups;
+  counters.polls_that_found = reactor.spin_hits;
+  counters.polls_in_vain = reactor.spin_misses;
+  counters.polling = reactor.spin_time;
+  const net::ReceivePoolCounters pool = pool_->counters();
+  counters.received_memory = pool.used_bytes;
+  counters.idle_memory = pool.idle_bytes;
   counters.bytes_sent = closed_sent_bytes_.load();
   counters.bytes_received = closed_received_bytes_.load();
   MutexLock lock(mutex_);
@@ -353,6 +370,7 @@ MessengerCounters Agent::counters() const {
       if (!line) continue;
       counters.connections += line->is_open();
       counters.in_flight += line->calls_in_flight();
+      counters.offered_memory += line->offered_bytes();
       counters.requests_sent += line->requests_sent();
       counters.requests_received += line->requests_received();
       counters.bytes_sent += line->sent_bytes();

@@ -27,10 +27,9 @@ struct AgentOptions {
       transports;  // to listen on and to prefer, in order; empty: shm, unix, tcp
   std::string bind_host = "127.0.0.1";  // for TCP
   Millis connect_timeout{10'000};       // with the handshake
-  bool cross_memory_attach = true;      // within a host, where the system lets it
   net::ReactorOptions reactor;
   wire::FrameLimits frame_limits;
-  ConnectionLimits connection_limits;
+  ConnectionOptions connection;
   std::vector<wire::FunctionRecord> functions;  // what this worker can be asked to run
 };
 
@@ -80,11 +79,9 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::shared_ptr<const void> watch(int rank) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
   MessengerCounters counters() const override;
+  std::vector<Route> routes() const override;
 
-  // "unix @farspan-12-ab34", or "none": how a worker is reached now.
-  std::string route_to(int rank) const;
   net::Reactor& reactor() noexcept { return reactor_; }
-  net::ReceivePool& receive_pool() noexcept { return *pool_; }
 
  private:
   struct Peer {
@@ -112,7 +109,6 @@ class Agent final : public Messenger, private ConnectionOwner {
              std::unique_ptr<transport::Stream> stream);
   void accept(std::unique_ptr<transport::Stream> stream);
   std::optional<Error> admit(const wire::Hello& peer);
-  bool attaches(const wire::Hello& peer) const noexcept;
   void adopt(Greeting::Outcome outcome, int welcomed);
   void finish_adoption(int rank, const std::shared_ptr<Connection>& line);
   void dial_again(int rank, const std::shared_ptr<Connection>& line);

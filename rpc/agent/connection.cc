@@ -68,30 +68,25 @@ void Connection::end_calls(std::vector<PendingCalls::Taken> calls, const Error& 
 }
 
 Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
-                       ConnectionLimits limits)
+                       ConnectionOptions options)
     : reactor_(reactor),
       owner_(owner),
       peer_(std::move(peer)),
-      limits_(limits),
-      heartbeat_(limits.silence_timeout) {}
+      options_(options),
+      heartbeat_(options.silence_timeout) {}
 
 Connection::~Connection() = default;
 
-void Connection::open(std::unique_ptr<transport::Stream> stream,
-                      std::unique_ptr<wire::FrameReader> reader, std::vector<wire::InFrame> frames,
-                      std::vector<Buffer> unsent, std::vector<wire::FunctionRecord> functions,
-                      bool attach) {
+void Connection::open(Greeting::Outcome greeted) {
   {
     MutexLock lock(mutex_);
     if (closing_) return;  // close() came first; the stream ends here
-    stream_ = std::move(stream);
-    reader_ = std::move(reader);
-    functions_ = std::move(functions);
-    attaches_ = attach;
-    readable_process_ = stream_->peer_process();
-    may_offer_.store(attach && readable_process_ != 0);
+    stream_ = std::move(greeted.stream);
+    reader_ = std::move(greeted.reader);
+    functions_ = std::move(greeted.peer->functions);
+    agree_on_reading_locked(*greeted.peer);
   }
-  outbox_.open(*stream_, std::move(unsent));
+  outbox_.open(*stream_, std::move(greeted.unsent));
   deliveries_.fetch_add(1);
   reactor_.add(self());
   State opening = State::kOpening;
@@ -102,7 +97,8 @@ void Connection::open(std::unique_ptr<transport::Stream> stream,
   }
   opened_.set_value();
   if (flush()) reactor_.flush_when_writable(*this);
-  delivery(std::move(frames)).run();
+  tell_about_route();
+  delivery(std::move(greeted.frames)).run();
 }
 
 bool Connection::wait(FutureCore& future, Deadline deadline) {
@@ -119,13 +115,13 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     return handler->on_error(*too_large);
   }
   const uint64_t bytes = frame.bytes() + kCallOverhead;
-  const bool in_line = waiting_calls_.load() > 0 && bytes > limits_.max_in_flight_bytes / kSmall;
+  const bool in_line = waiting_calls_.load() > 0 && bytes > options_.max_in_flight_bytes / kSmall;
   const bool waits = in_line || !has_room(bytes, false);
   std::optional<Watch> watch;  // while it waits for room, as well
   if (waits && deadline.is_never()) watch.emplace(self());
   if (waits && !wait_for_room(bytes, deadline)) {
     return handler->on_error(
-        Error(Code::kTimeout, "calls of " + std::to_string(limits_.max_in_flight_bytes >> 20) +
+        Error(Code::kTimeout, "calls of " + std::to_string(options_.max_in_flight_bytes >> 20) +
                                   " MiB to it are under way, and no room for this one in time")
             .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes"));
   }
@@ -145,7 +141,19 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
   }
   requests_sent_.fetch_add(1, std::memory_order_relaxed);
-  after_send(outbox_.send(frame), will_wait);
+  const Outbox::State state = outbox_.send(frame);
+  if (state == Outbox::State::kLeft && deadline.expired())
+    recall({id});  // nobody else may any more
+  after_send(state, will_wait);
+}
+
+// They are over, and what they would send may change.
+void Connection::recall(std::vector<uint64_t> requests) {
+  if (!outbox_.has_left()) return;
+  const Outbox::GivenUp given_up = outbox_.give_up(std::move(requests));
+  requests_sent_.fetch_sub(given_up.dropped, std::memory_order_relaxed);
+  if (given_up.broken) close_broken();
+  make_room();
 }
 
 void Connection::send(wire::OutFrame& frame) {
@@ -218,7 +226,7 @@ void Connection::close_broken() {
 bool Connection::has_room(uint64_t bytes, bool nested) const noexcept {
   const uint64_t left = outbox_.left_bytes() + offers_.bytes();
   const uint64_t used = nested ? left : std::max(left, pending_.bytes());
-  return used <= limits_.max_in_flight_bytes / 2 || used + bytes <= limits_.max_in_flight_bytes;
+  return used <= options_.max_in_flight_bytes / 2 || used + bytes <= options_.max_in_flight_bytes;
 }
 
 // In the order in which they came, so that a large one has its turn; nested ones first.
@@ -417,7 +425,7 @@ bool Connection::is_waited_for() const noexcept {
 }
 
 void Connection::watch_peer() {
-  if (limits_.silence_timeout <= kNoTimeout || watching_.exchange(true)) return;
+  if (options_.silence_timeout <= kNoTimeout || watching_.exchange(true)) return;
   Heartbeat::Action action;
   {
     MutexLock lock(mutex_);
@@ -450,7 +458,7 @@ void Connection::look_at_peer() {
   }
   if (action.lost) {
     return close(Error(Code::kDisconnected, "nothing was heard from it for " +
-                                                describe(limits_.silence_timeout) +
+                                                describe(options_.silence_timeout) +
                                                 ", and it does not answer pings")
                      .advice("find out whether its host is up and its process runs; "
                              "WorkerOptions::silence_timeout says how long to wait"));
@@ -473,6 +481,9 @@ void Connection::expire_at(TimePoint at) {
   Deadline next;
   auto expired = pending_.expire(at, Clock::now(), next);
   if (!next.is_never()) expire_later(next.at());
+  std::vector<uint64_t> requests;
+  for (const PendingCalls::Taken& call : expired) requests.push_back(call.id);
+  recall(std::move(requests));
   end_calls(std::move(expired), Error(Code::kTimeout, "no answer in time"), [] {});
 }
 
@@ -486,10 +497,25 @@ std::vector<wire::FunctionRecord> Connection::functions() const {
   return functions_;
 }
 
-// From the first frame on, which may be before the line counts as open.
-std::string Connection::route() const {
+void Connection::note_refused(const std::string& why) {
   MutexLock lock(mutex_);
-  return stream_ && !is_closed() ? stream_->describe() : "none";
+  refused_.push_back(why);
+}
+
+// From the first frame on, which may be before the line counts as open.
+Route Connection::route() const {
+  Route route;
+  route.worker = peer_.name;
+  route.bytes_sent = sent_bytes();
+  route.bytes_received = received_bytes();
+  route.bytes_read = read_bytes_.load();
+  MutexLock lock(mutex_);
+  route.transport = stream_ ? stream_->describe() : "none";
+  route.refused = refused_;
+  route.reads_memory = readable_process_ != 0;
+  route.is_read = may_offer_.load();
+  route.why_not_read = why_not_read_;
+  return route;
 }
 
 }  // namespace farspan::agent

@@ -16,11 +16,12 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/transport/transport.h>
+#include <farspan/rpc/agent/greeting.h>
 #include <farspan/rpc/agent/heartbeat.h>
 #include <farspan/rpc/agent/offers.h>
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
-#include <farspan/rpc/wire/frame_reader.h>
+#include <farspan/rpc/agent/route.h>
 
 namespace farspan::agent {
 
@@ -39,26 +40,24 @@ class ConnectionOwner {
   ~ConnectionOwner() = default;
 };
 
-struct ConnectionLimits {
+struct ConnectionOptions {
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests, see wait_for_room()
   Millis silence_timeout{30'000};                      // of a peer, see Heartbeat
-  // Segments from this size on are read out of the sender's memory, where that is possible.
-  uint64_t offer_bytes = uint64_t{64} << 10;
+  CrossMemoryAttach cross_memory_attach = CrossMemoryAttach::kAllowed;
+  uint64_t offer_bytes = uint64_t{64} << 10;  // segments from this size on
 };
 
 // Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.
 class Connection final : public net::Source, public ReplyRoute {
  public:
   Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
-             ConnectionLimits limits);
+             ConnectionOptions options);
   ~Connection() override;
 
-  // The handshake is over: from now on frames flow. `reader` may hold the beginning of a frame,
-  // `frames` are those that came together with the end of the handshake, `unsent` is what is still
-  // to be sent of it. `attach`: both sides read each other's memory, if the system lets them.
-  void open(std::unique_ptr<transport::Stream> stream, std::unique_ptr<wire::FrameReader> reader,
-            std::vector<wire::InFrame> frames, std::vector<Buffer> unsent,
-            std::vector<wire::FunctionRecord> functions, bool attach);
+  // The handshake is over, and has not failed: from now on frames flow.
+  void open(Greeting::Outcome greeted);
+  // While it is being dialled: a way that was tried, and why it is not taken; for route().
+  void note_refused(const std::string& why);
 
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
@@ -103,7 +102,7 @@ class Connection final : public net::Source, public ReplyRoute {
   // Ready when the line is open, or has failed.
   Future<void> opened() const { return opened_.future(); }
   std::vector<wire::FunctionRecord> functions() const;
-  std::string route() const;
+  Route route() const;
 
   int64_t calls_in_flight() const noexcept { return pending_.count(); }
   // What is under way is in the one number, and not in the other end's other one.
@@ -111,6 +110,7 @@ class Connection final : public net::Source, public ReplyRoute {
   uint64_t requests_received() const noexcept { return requests_received_.load(); }
   uint64_t sent_bytes() const noexcept { return outbox_.sent_bytes(); }
   uint64_t received_bytes() const noexcept { return received_.load(std::memory_order_relaxed); }
+  uint64_t offered_bytes() const noexcept { return offers_.bytes(); }
 
   // net::Source
   int descriptor() const noexcept override { return stream_->read_descriptor(); }
@@ -134,6 +134,7 @@ class Connection final : public net::Source, public ReplyRoute {
   Error why_closed() const;
   void close_broken();
   void after_send(Outbox::State state, bool will_wait);
+  void recall(std::vector<uint64_t> requests);
   bool has_room(uint64_t bytes, bool nested) const noexcept;
   // Waits while too many bytes are under way; false when the deadline passed first.
   bool wait_for_room(uint64_t bytes, Deadline deadline);
@@ -156,6 +157,9 @@ class Connection final : public net::Source, public ReplyRoute {
   void hand_on_whole(wire::InFrame&& frame);
   void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
+  void agree_on_reading_locked(const wire::Hello& peer) FARSPAN_REQUIRES(mutex_);
+  void tell_about_route();
+  void stop_offering(uint64_t error);
   void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
                         std::vector<Buffer> segments = {});
   void send_instead(const wire::OutFrame& frame, const Error& why);
@@ -173,7 +177,7 @@ class Connection final : public net::Source, public ReplyRoute {
   net::Reactor& reactor_;
   ConnectionOwner& owner_;
   const WorkerInfo peer_;
-  const ConnectionLimits limits_;
+  const ConnectionOptions options_;
 
   std::atomic<State> state_{State::kOpening};
   std::atomic<bool> ending_{false};
@@ -190,15 +194,17 @@ class Connection final : public net::Source, public ReplyRoute {
   Outbox outbox_;
   Offers offers_;
   std::atomic<bool> may_offer_{false};  // as far as is known
-  std::atomic<bool> has_failed_to_read_{false};
+  std::atomic<uint64_t> read_bytes_{0};
 
   // Set by open(), constant after it; the reader belongs to the holder of the role.
-  bool attaches_ = false;
-  pid_t readable_process_ = 0;  // the peer's; 0: not within sight
+  bool attaches_ = false;       // offers are agreed on
+  pid_t readable_process_ = 0;  // the peer's; 0: its memory cannot be read
   std::unique_ptr<transport::Stream> stream_;
   std::unique_ptr<wire::FrameReader> reader_;
 
   mutable Mutex mutex_;
+  std::vector<std::string> refused_ FARSPAN_GUARDED_BY(mutex_);
+  std::string why_not_read_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
   // Frames whose offered segments could not be read, and were asked for, by the offer.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/process_memory.h>
 #include <farspan/rpc/agent/connection.h>
 #include <farspan/rpc/agent/pull.h>
 
@@ -25,8 +26,69 @@ class PullTask final : public net::Task {
 
 }  // namespace
 
+// Reading works when what the peer says is at a place in its memory is there.
+void Connection::agree_on_reading_locked(const wire::Hello& peer) {
+  const pid_t process = stream_->peer_process();
+  if (options_.cross_memory_attach == CrossMemoryAttach::kForbidden) {
+    why_not_read_ = "this worker does not allow it";
+  } else if (!(peer.features & wire::kReadsOffers)) {
+    why_not_read_ = "it does not allow it";
+  } else if (process == 0) {
+    attaches_ = true;
+    why_not_read_ = stream_->is_local() ? "it is in another process namespace" : "another host";
+  } else {
+    attaches_ = true;
+    wire::InstanceId found;
+    const int error = net::read_process_memory(process, peer.probe, &found, sizeof found);
+    if (error != 0) {
+      why_not_read_ = std::string("this worker cannot read its memory: ") + std::strerror(error);
+    } else if (found != peer.instance) {
+      why_not_read_ = "its process cannot be told from others";
+    } else {
+      readable_process_ = process;
+    }
+  }
+  may_offer_.store(readable_process_ != 0);  // until it says that it cannot read this one's
+}
+
+// Once it is open. An ASK for no offer says that nothing offered could be read.
+void Connection::tell_about_route() {
+  const Route route = this->route();
+  std::string text = "worker '" + route.worker + "' is reached through " + route.transport;
+  for (const std::string& why : route.refused) text += "; not " + why;
+  if (stream_->is_local()) {
+    text += route.why_not_read.empty()
+                ? "; large tensors are read out of memory"
+                : "; no tensors are read out of memory: " + route.why_not_read;
+  }
+  log(LogLevel::kInfo, "agent", text);
+  if (!stream_->is_local() || route.reads_memory) return;
+  if (attaches_) send_about_offer(wire::Kind::kAsk, 0, EPERM);
+  if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
+    close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + route.why_not_read)
+              .advice("let processes of one user read each other (kernel.yama.ptrace_scope=0; in "
+                      "containers --cap-add=SYS_PTRACE), or use CrossMemoryAttach::kAllowed"));
+  }
+}
+
+void Connection::stop_offering(uint64_t error) {
+  if (!may_offer_.exchange(false)) return;
+  const std::string why =
+      std::string("it cannot read this worker's memory: ") + std::strerror(static_cast<int>(error));
+  {
+    MutexLock lock(mutex_);
+    why_not_read_ = why;
+  }
+  if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
+    return close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + why)
+                     .advice("look at that worker's log, or use CrossMemoryAttach::kAllowed"));
+  }
+  log(LogLevel::kInfo, "agent",
+      "worker '" + peer_.name + "': no tensors are read out of memory: " + why);
+}
+
 uint64_t Connection::offer(wire::OutFrame& frame) {
-  return may_offer_.load(std::memory_order_relaxed) ? offers_.make(frame, limits_.offer_bytes) : 0;
+  return may_offer_.load(std::memory_order_relaxed) ? offers_.make(frame, options_.offer_bytes) : 0;
 }
 
 // What is about offers has the offer's id for a request's.
@@ -66,14 +128,12 @@ void Connection::pull(wire::InFrame&& frame) {
 void Connection::on_pulled(wire::InFrame frame, int error) {
   const uint64_t id = frame.offer.id;
   if (error == 0) {
+    for (size_t i = 0; i < frame.segments.size(); ++i) {
+      if (frame.offered[i] != 0) read_bytes_.fetch_add(frame.segments[i].size());
+    }
     send_about_offer(wire::Kind::kTaken, id, 0);
     hand_on_whole(std::move(frame));
   } else {
-    if (error != ESTALE && !has_failed_to_read_.exchange(true)) {
-      log(LogLevel::kInfo, "agent",
-          "this worker cannot read the memory of worker '" + peer_.name + "' (" + strerror(error) +
-              "): large tensors come through " + route());
-    }
     {
       MutexLock lock(mutex_);
       if (!closing_) asked_.emplace(id, std::move(frame));
@@ -92,9 +152,10 @@ void Connection::on_offer(wire::InFrame&& frame) {
   if (frame.header.kind == wire::Kind::kBytes) return on_bytes(std::move(frame));
   uint64_t error = 0;
   if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
+  if (id == 0) return stop_offering(error);
   std::vector<Buffer> segments = offers_.segments_of(id);
   // What was withdrawn cannot be read by anybody.
-  if (!segments.empty() && error != ESTALE) may_offer_.store(false);
+  if (!segments.empty() && error != ESTALE) stop_offering(error);
   send_about_offer(wire::Kind::kBytes, id, 0, std::move(segments));
   offers_.withdraw(id);
   make_room();

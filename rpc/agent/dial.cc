@@ -28,7 +28,10 @@ wire::Hello Agent::hello() const {
   hello.pid = getpid();
   hello.host = net::host_name();
   hello.functions = options_.functions;
-  if (options_.cross_memory_attach) hello.features |= wire::kReadsOffers;
+  if (options_.connection.cross_memory_attach != CrossMemoryAttach::kForbidden) {
+    hello.features |= wire::kReadsOffers;
+  }
+  hello.probe = reinterpret_cast<uintptr_t>(&instance_);
   return hello;
 }
 
@@ -40,7 +43,7 @@ std::unique_ptr<wire::FrameReader> Agent::new_reader() const {
 
 std::shared_ptr<Connection> Agent::new_line(const WorkerInfo& peer) {
   ConnectionOwner& owner = *this;
-  return std::make_shared<Connection>(reactor_, owner, peer, options_.connection_limits);
+  return std::make_shared<Connection>(reactor_, owner, peer, options_.connection);
 }
 
 std::shared_ptr<Connection> Agent::line_to(int rank) {
@@ -94,21 +97,21 @@ void Agent::try_endpoints(int rank, const std::shared_ptr<Connection>& line, siz
     if (to_itself && transport.name() != "loopback") continue;
     const auto endpoint = std::find_if(endpoints.begin(), endpoints.end(),
                                        [&](const auto& e) { return transport.reaches(e); });
-    if (endpoint == endpoints.end()) continue;
-    transport.connect(*endpoint, Deadline::in(options_.connect_timeout),
-                      [this, rank, line, next](auto result) {
-                        if (auto* error = std::get_if<Error>(&result)) {
-                          return try_endpoints(rank, line, next + 1, *error);
-                        }
-                        greet(rank, line, next, std::move(std::get<0>(result)));
-                      });
+    if (endpoint == endpoints.end()) {
+      line->note_refused(std::string(transport.name()) + ": another host, or not allowed there");
+      continue;
+    }
+    transport.connect(
+        *endpoint, Deadline::in(options_.connect_timeout), [this, rank, line, next](auto result) {
+          if (auto* error = std::get_if<Error>(&result)) {
+            line->note_refused(std::string(transports_[next]->name()) + ": " + error->message());
+            return try_endpoints(rank, line, next + 1, *error);
+          }
+          greet(rank, line, next, std::move(std::get<0>(result)));
+        });
     return;
   }
   line->close(last);
-}
-
-bool Agent::attaches(const wire::Hello& peer) const noexcept {
-  return options_.cross_memory_attach && (peer.features & wire::kReadsOffers);
 }
 
 void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
@@ -116,9 +119,7 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
   if (line->is_closed() || line->is_open() || stopping_) return;
   auto on_end = [this, rank, line, next](Greeting::Outcome outcome) {
     if (!outcome.failure) {
-      const bool attach = attaches(*outcome.peer);
-      line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
-                 std::move(outcome.unsent), std::move(outcome.peer->functions), attach);
+      line->open(std::move(outcome));
       MutexLock lock(mutex_);
       Peer& peer = peers_[static_cast<size_t>(rank)];
       if (peer.line == line) peer.dialing = false;  // not before the line is open: admit()
@@ -127,6 +128,8 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
     } else if (outcome.failure->code() == Code::kInvalidArgument) {
       line->close(*outcome.failure);
     } else {
+      line->note_refused(std::string(transports_[next]->name()) + ": " +
+                         outcome.failure->message());
       try_endpoints(rank, line, next + 1, *outcome.failure);
     }
   };
@@ -218,9 +221,7 @@ void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
   }
   if (to_be_dialled) return dial(welcomed, line);
   if (outcome.failure) return;
-  const bool attach = attaches(*outcome.peer);
-  line->open(std::move(outcome.stream), std::move(outcome.reader), std::move(outcome.frames),
-             std::move(outcome.unsent), std::move(outcome.peer->functions), attach);
+  line->open(std::move(outcome));
   finish_adoption(welcomed, line);
 }
 

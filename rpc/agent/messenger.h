@@ -4,6 +4,7 @@
 // the tests' World over a simulated network.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/time.h>
+#include <farspan/rpc/agent/route.h>
 #include <farspan/rpc/wire/frame.h>
 #include <farspan/rpc/wire/messages.h>
 
@@ -107,6 +109,14 @@ struct MessengerCounters {
   int64_t in_flight = 0;  // requests of ours that wait for their answer
   int connections = 0;
   int threads = 0;
+  // Polling for messages (WorkerOptions::max_polling): how often it found one, how often it ended
+  // with a sleep, and how long it took in all.
+  uint64_t polls_that_found = 0, polls_in_vain = 0;
+  std::chrono::nanoseconds polling{};
+  uint64_t wakeups = 0;  // idle threads that were woken to run what another could not
+  // Memory of tensors that have come: of those that live, and kept for those that come.
+  uint64_t received_memory = 0, idle_memory = 0;
+  uint64_t offered_memory = 0;  // of tensors that others may be reading: kept until they have
 };
 
 using TimerId = uint64_t;
@@ -173,6 +183,8 @@ class Messenger {
   virtual std::vector<wire::FunctionRecord> functions_of(int rank) const = 0;
 
   virtual MessengerCounters counters() const = 0;
+  // Those that are open.
+  virtual std::vector<Route> routes() const { return {}; }
 };
 
 }  // namespace agent

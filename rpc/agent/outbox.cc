@@ -49,6 +49,11 @@ std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
   return put_padded(to, frame.meta.data(), frame.meta.size());
 }
 
+uint64_t call_of(const wire::FrameHeader& header) noexcept {
+  const bool is_request = header.kind >= wire::Kind::kCall && !(header.flags & wire::kReply);
+  return is_request ? header.request_id : 0;
+}
+
 }  // namespace
 
 void Outbox::open(transport::Stream& stream, std::vector<Buffer> first) {
@@ -56,7 +61,7 @@ void Outbox::open(transport::Stream& stream, std::vector<Buffer> first) {
   stream_ = &stream;
   for (auto piece = first.rbegin(); piece != first.rend(); ++piece) {
     left_bytes_.fetch_add(piece->size(), std::memory_order_release);
-    left_.push_front({std::move(*piece), 0});
+    left_.push_front({std::move(*piece)});
   }
 }
 
@@ -100,7 +105,8 @@ Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
     if (static_cast<uint64_t>(moved) == bytes) return State::kDone;
   }
   return keep_locked(
-      Buffer::borrowed(gathered.data() + moved, bytes - static_cast<uint64_t>(moved)));
+      {Buffer::borrowed(gathered.data() + moved, bytes - static_cast<uint64_t>(moved)),
+       call_of(frame.header), moved == 0});
 }
 
 Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
@@ -135,7 +141,8 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
   }
   State state = State::kDone;
   for (; first < pieces.size() && state != State::kBroken; ++first) {
-    state = keep_locked(std::move(pieces[first]));
+    const bool is_whole = pieces[first].data() == head.data();
+    state = keep_locked({std::move(pieces[first]), call_of(frame.header), is_whole});
   }
   return state;
 }
@@ -173,6 +180,40 @@ Outbox::State Outbox::flush_locked() {
   return State::kDone;
 }
 
+Outbox::GivenUp Outbox::give_up(std::vector<uint64_t> requests) {
+  std::sort(requests.begin(), requests.end());
+  GivenUp given_up;
+  std::deque<Piece> kept, released;  // the latter outside the lock
+  MutexLock lock(mutex_);
+  uint64_t dropping = 0;
+  for (Piece& piece : left_) {
+    const bool is_over =
+        piece.request != 0 && std::binary_search(requests.begin(), requests.end(), piece.request);
+    if (is_over && piece.is_first && piece.done == 0) {
+      dropping = piece.request;
+      ++given_up.dropped;
+    }
+    if (is_over && piece.request == dropping) {
+      left_bytes_.fetch_sub(piece.buffer.size());
+      released.push_back(std::move(piece));
+      continue;
+    }
+    if (is_over) {
+      try {
+        const size_t left = piece.buffer.size() - piece.done;
+        released.push_back(std::exchange(
+            piece,
+            {Buffer::copy_of(piece.buffer.span().subspan(piece.done, left)), piece.request}));
+      } catch (const std::bad_alloc&) {
+        given_up.broken = closed_ = true;
+      }
+    }
+    kept.push_back(std::move(piece));
+  }
+  left_.swap(kept);
+  return given_up;
+}
+
 int64_t Outbox::write_locked(const iovec* pieces, int count) {
   const transport::IoResult result = stream_->write(pieces, count);
   switch (result.status) {
@@ -186,10 +227,11 @@ int64_t Outbox::write_locked(const iovec* pieces, int count) {
   }
 }
 
-Outbox::State Outbox::keep_locked(Buffer piece) {
-  const size_t size = piece.size();
+Outbox::State Outbox::keep_locked(Piece piece) {
+  const size_t size = piece.buffer.size();
   try {
-    left_.push_back({piece.owner() ? std::move(piece) : Buffer::copy_of(piece.span()), 0});
+    if (!piece.buffer.owner()) piece.buffer = Buffer::copy_of(piece.buffer.span());
+    left_.push_back(std::move(piece));
   } catch (const std::bad_alloc&) {
     closed_ = true;
     return State::kBroken;

@@ -29,6 +29,14 @@ class Outbox {
   // Writes on with what was kept. Does nothing when another thread is at it.
   State flush();
 
+  // Calls that are over: what has not left of their requests is dropped, or copied where a part
+  // has, since the memory of their arguments may change from now on.
+  struct GivenUp {
+    uint64_t dropped = 0;  // requests
+    bool broken = false;   // no memory for a copy: the stream must end
+  };
+  GivenUp give_up(std::vector<uint64_t> requests);
+
   // For a look without the lock.
   bool has_left() const noexcept { return left_bytes_.load() > 0; }
   uint64_t left_bytes() const noexcept { return left_bytes_.load(); }
@@ -43,6 +51,8 @@ class Outbox {
  private:
   struct Piece {
     Buffer buffer;
+    uint64_t request = 0;   // the id of the call that it is of; 0: of none
+    bool is_first = false;  // of its frame
     size_t done = 0;
   };
   State send_small(wire::OutFrame& frame, uint64_t bytes);
@@ -52,7 +62,7 @@ class Outbox {
   int64_t write_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(mutex_);
   // Copies a piece without an owner. When there is no memory for it the stream must end: the next
   // frame would be read as the rest of this one.
-  State keep_locked(Buffer piece) FARSPAN_REQUIRES(mutex_);
+  State keep_locked(Piece piece) FARSPAN_REQUIRES(mutex_);
 
   std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};
   Mutex mutex_;

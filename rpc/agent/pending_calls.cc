@@ -23,12 +23,16 @@ uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadl
   if (deadline.is_never()) endless_.fetch_add(1);
   count_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  return (uint64_t{call.turn} << 32) | (slot + 1);
+  return id_of_locked(slot);
+}
+
+uint64_t PendingCalls::id_of_locked(size_t slot) const {
+  return (uint64_t{slots_[slot].turn} << 32) | (slot + 1);
 }
 
 PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
   Call& call = slots_[slot];
-  Taken taken{std::move(call.handler), call.bytes, call.offer};
+  Taken taken{std::move(call.handler), id_of_locked(slot), call.bytes, call.offer};
   call.handler = nullptr;
   if (call.deadline.is_never()) endless_.fetch_sub(1);
   if (++call.turn == 0) call.turn = 1;

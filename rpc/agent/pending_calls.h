@@ -20,8 +20,9 @@ class PendingCalls {
  public:
   struct Taken {
     std::shared_ptr<ReplyHandler> handler;  // null: no such call; it was answered or expired
-    uint64_t bytes = 0;                     // what the call counted for
-    uint64_t offer = 0;                     // of its arguments; 0: none
+    uint64_t id = 0;
+    uint64_t bytes = 0;  // what the call counted for
+    uint64_t offer = 0;  // of its arguments; 0: none
   };
 
   // Returns the id under which the answer will come; 0 when close() was called.
@@ -51,6 +52,7 @@ class PendingCalls {
     uint32_t turn = 1;  // tells the uses of one slot apart
   };
   Taken take_locked(size_t slot) FARSPAN_REQUIRES(mutex_);
+  uint64_t id_of_locked(size_t slot) const FARSPAN_REQUIRES(mutex_);
 
   std::atomic<int64_t> count_{0}, endless_{0};
   std::atomic<uint64_t> bytes_{0};

@@ -108,11 +108,12 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
   setup.bind_host =
       options.bind_host.empty() ? choose_bind_host(store, job, deadline) : options.bind_host;
   setup.connect_timeout = options.connect_timeout;
-  setup.cross_memory_attach = options.cross_memory_attach;
   setup.reactor.threads = options.threads;
   setup.reactor.max_threads = options.max_threads;
-  setup.connection_limits.max_in_flight_bytes = options.max_in_flight_bytes;
-  setup.connection_limits.silence_timeout = options.silence_timeout;
+  setup.reactor.max_spin = options.max_polling;
+  setup.connection.cross_memory_attach = options.cross_memory_attach;
+  setup.connection.max_in_flight_bytes = options.max_in_flight_bytes;
+  setup.connection.silence_timeout = options.silence_timeout;
   for (const Function* function : Registry::global().all()) {
     setup.functions.push_back({function->id, function->name, function->signature});
   }

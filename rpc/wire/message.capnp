@@ -22,6 +22,7 @@ struct Hello {
   host @9 :Text;
   functions @10 :List(Function);
   authentication @11 :Data;  # empty: none
+  probe @12 :UInt64;         # where that process has both halves of the instance, the high one first
 }
 
 struct Function {

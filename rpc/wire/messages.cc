@@ -89,6 +89,7 @@ Buffer encode(const Hello& hello) {
   }
   out.setAuthentication({reinterpret_cast<const kj::byte*>(hello.authentication.data()),
                          hello.authentication.size()});
+  out.setProbe(hello.probe);
   return to_meta(message);
 }
 
@@ -116,6 +117,7 @@ Hello decode_hello(std::span<const std::byte> meta) {
     const auto authentication = in.getAuthentication();
     hello.authentication.assign(reinterpret_cast<const char*>(authentication.begin()),
                                 authentication.size());
+    hello.probe = in.getProbe();
     return hello;
   });
 }

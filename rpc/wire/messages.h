@@ -37,6 +37,8 @@ struct Hello {
   std::string host;
   std::vector<FunctionRecord> functions;
   std::string authentication;
+  // Where this process has `instance` in its memory: who can read it there reads its offers, too.
+  uint64_t probe = 0;
 };
 
 // The meta of a frame: a whole number of 8-byte words. An Error's texts are cut at 64 KiB each.

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace bench {
@@ -39,6 +40,32 @@ std::vector<double> times_of(size_t times, const Work& work) {
   return taken;
 }
 
+// The same where nothing happens for 5 ms before each: whoever waits has gone to sleep.
+template <class Work>
+std::vector<double> times_after_pauses(size_t times, const Work& work) {
+  std::vector<double> taken;
+  for (size_t i = 0; i < times; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    taken.push_back(times_of(1, work).front());
+  }
+  return taken;
+}
+
+// How often all of so many threads together do `work()` in a second, each so many times.
+template <class Work>
+double rate_of_threads(int threads, size_t times, const Work& work) {
+  const Stopwatch stopwatch;
+  std::vector<std::thread> running;
+  for (int i = 0; i < threads; ++i) {
+    running.emplace_back([&] {
+      for (size_t call = 0; call < times; ++call) work();
+    });
+  }
+  for (std::thread& thread : running) thread.join();
+  return static_cast<double>(threads) * static_cast<double>(times) /
+         (stopwatch.microseconds() / 1e6);
+}
+
 // The value that a `share` of the others, 0 to 1, is not above. `values` is not empty.
 inline double percentile(std::vector<double> values, double share) {
   const auto last = static_cast<double>(values.size() - 1);
@@ -54,6 +81,9 @@ inline void report(const std::string& name, double value, const char* unit) {
   std::fflush(stdout);
 }
 
+inline constexpr size_t kCallsAfterPauses = 200, kCallsOfThread = 2'000;
+inline constexpr int kThreads = 8;
+
 struct TensorSize {
   const char* name;
   size_t bytes;
@@ -66,11 +96,20 @@ inline constexpr std::array<TensorSize, 6> kTensorSizes{{{"4 KiB", 4UL << 10, 20
                                                          {"64 MiB", 64UL << 20, 20},
                                                          {"256 MiB", 256UL << 20, 8}}};
 
+// The size of the tensor that is sent there and back.
+inline constexpr TensorSize kEcho{"64 MiB", 64UL << 20, 20};
+
 // "tensor 4 KiB shm" in gigabytes (10^9 bytes) per second, from the median time of a call.
 inline void report_tensor(const TensorSize& size, const std::string& transport,
                           const std::vector<double>& microseconds) {
   report("tensor " + std::string(size.name) + " " + transport,
          static_cast<double>(size.bytes) / median(microseconds) / 1e3, "GB/s");
+}
+
+// "echo 64 MiB shm": the bytes of both ways.
+inline void report_echo(const std::string& transport, const std::vector<double>& microseconds) {
+  report("echo " + std::string(kEcho.name) + " " + transport,
+         2 * static_cast<double>(kEcho.bytes) / median(microseconds) / 1e3, "GB/s");
 }
 
 }  // namespace bench

@@ -14,7 +14,8 @@ namespace {
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a.add(b); }
 int64_t numel(const at::Tensor& x) { return x.numel(); }
-FARSPAN_REGISTER(add, numel);
+at::Tensor same(const at::Tensor& x) { return x; }
+FARSPAN_REGISTER(add, numel, same);
 
 constexpr size_t kWarmUp = 500, kCalls = 5000, kInFlightCalls = 100'000, kInFlight = 128;
 
@@ -26,6 +27,12 @@ void measure(const std::string& transport) {
   bench::report("small call p50 " + transport, bench::median(times), "us");
   if (transport != "tcp") {
     bench::report("small call p99 " + transport, bench::percentile(times, 0.99), "us");
+    bench::report("small call after a pause p50 " + transport,
+                  bench::median(bench::times_after_pauses(bench::kCallsAfterPauses, small_call)),
+                  "us");
+    bench::report("calls per second 8 threads " + transport,
+                  bench::rate_of_threads(bench::kThreads, bench::kCallsOfThread, small_call),
+                  "calls/s");
     std::deque<farspan::Future<at::Tensor>> in_flight;
     const bench::Stopwatch stopwatch;
     for (size_t i = 0; i < kInFlightCalls; ++i) {
@@ -45,6 +52,11 @@ void measure(const std::string& transport) {
     bench::times_of(3, send);
     bench::report_tensor(size, transport, bench::times_of(size.calls, send));
   }
+  if (transport == "tcp") return;
+  const at::Tensor tensor = at::ones({static_cast<int64_t>(bench::kEcho.bytes)}, at::kByte);
+  const auto echo = [&] { farspan::rpc_sync("server", same, tensor); };
+  bench::times_of(3, echo);
+  bench::report_echo(transport, bench::times_of(bench::kEcho.calls, echo));
 }
 
 }  // namespace

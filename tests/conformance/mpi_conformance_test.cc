@@ -26,7 +26,8 @@ struct World {
     context.group = dist::mpi::meet(context.deadline);
     spec = context.group;
     backend = dist::mpi::make_mpi_backend(context);
-    group = std::make_shared<dist::ProcessGroup>(spec, spec.rank, backend, 120s);
+    group = std::make_shared<dist::ProcessGroup>(spec, spec.rank, backend,
+                                                 all_combinations() ? 3600s : 120s);
   }
   static World& the() {
     static World world;

@@ -44,7 +44,7 @@ class Agents {
       one.transports = {options.transport};
       one.reactor.threads = options.threads;
       one.reactor.max_threads = options.max_threads;
-      one.connection_limits.max_in_flight_bytes = options.max_in_flight_bytes;
+      one.connection.max_in_flight_bytes = options.max_in_flight_bytes;
       one.frame_limits.max_payload_bytes = options.max_payload_bytes;
       agents_.push_back(std::make_unique<agent::Agent>(one));
     }

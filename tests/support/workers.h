@@ -16,7 +16,7 @@ struct WorkersOptions {
   std::string transport = "loopback";
   Worker::Settings settings;
   net::ReactorOptions reactor;
-  agent::ConnectionLimits limits = {};
+  agent::ConnectionOptions limits = {};
 };
 
 // "w0", "w1", ...; ends them all when it goes.
@@ -34,7 +34,7 @@ class Workers {
       one.generation = "test";
       one.transports = {options.transport};
       one.reactor = options.reactor;
-      one.connection_limits = options.limits;
+      one.connection = options.limits;
       one.functions = functions;
       agents_.push_back(std::make_shared<agent::Agent>(one));
       records.push_back(agents_.back()->record());

@@ -101,6 +101,7 @@ class LoopbackStream final : public Stream {
     in_->close();
     out_->close();
   }
+  bool is_local() const noexcept override { return true; }
   pid_t peer_process() const noexcept override { return getpid(); }
   std::string describe() const override { return description_; }
 

@@ -45,6 +45,7 @@ class ShmStream final : public Stream {
   int read_descriptor() const noexcept override { return socket_.get(); }
   int write_descriptor() const noexcept override { return room_.descriptor(); }
   void shut() noexcept override;
+  bool is_local() const noexcept override { return true; }
   pid_t peer_process() const noexcept override;
   std::string describe() const override { return description_; }
 

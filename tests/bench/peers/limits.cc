@@ -5,6 +5,7 @@
 //
 // small call   both sides polling; nobody sleeps or is woken: a word in shared memory there and
 //              back, or 64 bytes through TCP
+// .. pause     64 bytes there and back through a unix socket on which both sides sleep
 // tensor       the bytes there and 64 bytes back through a socket, polling or sleeping; on one
 //              host also a small call and one process_vm_readv of the bytes, by one thread or by
 //              two; the best of all counts
@@ -148,8 +149,8 @@ void send_all(int socket, const char* from, size_t size) {
 }
 
 // Microseconds for `size` bytes to another process and `kSmall` bytes back.
-std::vector<double> exchange(std::string_view transport, size_t size, size_t calls,
-                             Waiting waiting) {
+std::vector<double> exchange(std::string_view transport, size_t size, size_t calls, Waiting waiting,
+                             bool after_pauses = false) {
   const SocketPair pair(transport);
   const Child echo([&] {
     const Block block(size);
@@ -163,7 +164,7 @@ std::vector<double> exchange(std::string_view transport, size_t size, size_t cal
     require(receive(pair.here, block.data(), kSmall, waiting), "receive");
   };
   times_of(std::max<size_t>(calls / 10, 2), call);
-  return times_of(calls, call);
+  return after_pauses ? times_after_pauses(calls, call) : times_of(calls, call);
 }
 
 // Microseconds for process_vm_readv of `size` warm bytes by `readers` threads (1 or 2), which
@@ -250,7 +251,11 @@ void report_limits(const std::string& transport) {
                               : exchange(transport, kSmall, kSmallCalls, Waiting::kPolling);
   const double small_call = median(small);
   report("small call p50 " + transport, small_call, "us");
-  if (one_host) report("small call p99 shm", percentile(small, 0.99), "us");
+  if (one_host) {
+    report("small call p99 shm", percentile(small, 0.99), "us");
+    const auto asleep = exchange("unix", kSmall, kCallsAfterPauses, Waiting::kSleeping, true);
+    report("small call after a pause p50 shm", median(asleep), "us");
+  }
 
   for (const TensorSize& size : kTensorSizes) {
     std::vector<std::vector<double>> ways;
@@ -272,6 +277,10 @@ void report_limits(const std::string& transport) {
     const auto best = std::min_element(ways.begin(), ways.end(),
                                        [](auto& a, auto& b) { return median(a) < median(b); });
     report_tensor(size, transport, *best);
+    if (one_host && size.bytes == kEcho.bytes) {
+      for (double& time : *best) time *= 2;
+      report_echo(transport, *best);
+    }
   }
 }
 

@@ -43,8 +43,8 @@ using Reply = c10::intrusive_ptr<rpc::JitFuture>;
 constexpr const char* kAdd =
     "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
 constexpr const char* kNumel = "aten::numel(Tensor self) -> int";
-constexpr int kThreads = 16;      // the agent's default
-constexpr float kTimeout_s = 60;  // the agent's default
+constexpr int kAgentThreads = 16;  // the agent's default
+constexpr float kTimeout_s = 60;   // the agent's default
 
 // The agent needs to be told how to read the types in a message; Python does it otherwise.
 c10::StrongTypePtr parse_type(const c10::QualifiedName& name) {
@@ -56,7 +56,7 @@ std::shared_ptr<rpc::TensorPipeAgent> start_agent(const c10::intrusive_ptr<c10d:
                                                   int rank, std::string_view transport) {
   std::optional<std::vector<std::string>> transports, channels;
   if (transport == "tcp") transports = {"uv"}, channels = {"basic"};
-  const rpc::TensorPipeRpcBackendOptions options(kThreads, transports, channels, kTimeout_s,
+  const rpc::TensorPipeRpcBackendOptions options(kAgentThreads, transports, channels, kTimeout_s,
                                                  "env://");
   auto agent = std::make_shared<rpc::TensorPipeAgent>(
       store, "worker" + std::to_string(rank), rank, 2, options,
@@ -82,7 +82,12 @@ class Caller {
     times_of(kWarmUp, call);
     const auto times = times_of(kCalls, call);
     report("small call p50 " + transport_, median(times), "us");
-    if (transport_ == "shm") report("small call p99 shm", percentile(times, 0.99), "us");
+    if (transport_ != "shm") return;
+    report("small call p99 shm", percentile(times, 0.99), "us");
+    report("small call after a pause p50 shm", median(times_after_pauses(kCallsAfterPauses, call)),
+           "us");
+    report("calls per second 8 threads shm", rate_of_threads(kThreads, kCallsOfThread, call),
+           "calls/s");
   }
 
   void calls_in_flight() const {

@@ -2,6 +2,7 @@
 #include <farspan/c10d/net/receive_pool.h>
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <atomic>
 #include <cstring>
@@ -31,40 +32,42 @@ TEST(ReceivePool, WastesAtMostAQuarter) {
   const auto pool = ReceivePool::make();
   for (size_t size = 4096; size < 9 * kMiB; size += size / 37) {
     const Buffer buffer = pool->allocate(size);
-    EXPECT_LE(pool->used_bytes(), size + size / 4 + 1) << size;
+    EXPECT_LE(pool->counters().used_bytes, size + size / 4 + 1) << size;
   }
-  EXPECT_EQ(pool->used_bytes(), 0u);
+  EXPECT_EQ(pool->counters().used_bytes, 0u);
 }
 
 TEST(ReceivePool, UsesABlockAgain) {
   const auto pool = ReceivePool::make();
   const void* block = pool->allocate(kMiB).data();
-  EXPECT_GE(pool->idle_bytes(), kMiB);
+  EXPECT_GE(pool->counters().idle_bytes, kMiB);
   // Expect: the warm block, also for a size of the same class.
   const Buffer again = pool->allocate(kMiB - 100);
   EXPECT_EQ(again.data(), block);
-  EXPECT_EQ(pool->idle_bytes(), 0u);
+  EXPECT_EQ(pool->counters().made, 1u);
+  EXPECT_EQ(pool->counters().reused, 1u);
+  EXPECT_EQ(pool->counters().idle_bytes, 0u);
 }
 
 TEST(ReceivePool, KeepsNoMoreThanItsBound) {
-  const auto pool = ReceivePool::make(4 * kMiB);
+  const auto pool = ReceivePool::make({.max_idle_bytes = 4 * kMiB});
   std::vector<Buffer> buffers;
   for (int i = 0; i < 10; ++i) buffers.push_back(pool->allocate(kMiB));
-  EXPECT_GE(pool->used_bytes(), 10 * kMiB);
+  EXPECT_GE(pool->counters().used_bytes, 10 * kMiB);
   buffers.clear();
-  EXPECT_LE(pool->idle_bytes(), 4 * kMiB);
-  EXPECT_GE(pool->idle_bytes(), 3 * kMiB);
+  EXPECT_LE(pool->counters().idle_bytes, 4 * kMiB);
+  EXPECT_GE(pool->counters().idle_bytes, 3 * kMiB);
   pool->allocate(5 * kMiB);
-  EXPECT_LE(pool->idle_bytes(), 4 * kMiB);
+  EXPECT_LE(pool->counters().idle_bytes, 4 * kMiB);
 }
 
 TEST(ReceivePool, MakesRoomForTheSizesInUse) {
-  const auto pool = ReceivePool::make(4 * kMiB);
+  const auto pool = ReceivePool::make({.max_idle_bytes = 4 * kMiB});
   { const Buffer a = pool->allocate(2 * kMiB), b = pool->allocate(2 * kMiB); }
-  EXPECT_EQ(pool->idle_bytes(), 4 * kMiB);
+  EXPECT_EQ(pool->counters().idle_bytes, 4 * kMiB);
   const void* block = pool->allocate(3 * kMiB).data();
   // Expect: the blocks of a size that is not asked for any more gave way.
-  EXPECT_LE(pool->idle_bytes(), 4 * kMiB);
+  EXPECT_LE(pool->counters().idle_bytes, 4 * kMiB);
   EXPECT_EQ(pool->allocate(3 * kMiB).data(), block);
 }
 
@@ -74,8 +77,63 @@ TEST(ReceivePool, TrimGivesEverythingBack) {
   const Buffer kept = pool->allocate(kMiB);
   pool->allocate(2 * kMiB);
   pool->trim();
-  EXPECT_EQ(pool->idle_bytes(), 0u);
+  EXPECT_EQ(pool->counters().idle_bytes, 0u);
   kept.data()[kMiB - 1] = std::byte{1};
+}
+
+// A pool that keeps what is idle for 100 ms, and timers that are run by hand.
+struct Shrinking {
+  explicit Shrinking(ReceivePool& pool) { pool.shrink_by(&timers); }
+  // Until so many bytes are left, or nothing more will happen.
+  size_t wait(ReceivePool& pool, size_t bytes) {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+    while (pool.counters().idle_bytes > bytes && !deadline.expired()) {
+      pollfd due{timers.descriptor(), POLLIN, 0};
+      poll(&due, 1, deadline.poll_ms());
+      timers.run_due();
+    }
+    return pool.counters().idle_bytes;
+  }
+  net::Timers timers;
+};
+
+TEST(ReceivePool, WhatIsIdleForLongGoesBackToTheSystem) {
+  const auto pool = ReceivePool::make({.keep = std::chrono::milliseconds(100)});
+  pool->allocate(3 * kMiB);  // idle before there are timers
+  Shrinking shrinking(*pool);
+  const Buffer used = pool->allocate(kMiB);
+  EXPECT_EQ(shrinking.wait(*pool, 0), 0u);
+  EXPECT_GE(pool->counters().used_bytes, kMiB);
+  // Expect: it begins anew with what comes back later.
+  { const Buffer one = pool->allocate(2 * kMiB), two = pool->allocate(kMiB); }
+  EXPECT_GE(pool->counters().idle_bytes, 3 * kMiB);
+  EXPECT_EQ(shrinking.wait(*pool, 0), 0u);
+  pool->shrink_by(nullptr);
+}
+
+TEST(ReceivePool, ABlockInUseNowAndThenStaysAndASurplusGoes) {
+  const auto pool = ReceivePool::make({.keep = std::chrono::milliseconds(100)});
+  Shrinking shrinking(*pool);
+  { const Buffer one = pool->allocate(kMiB), two = pool->allocate(kMiB); }
+  const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+  while (pool->counters().idle_bytes > kMiB && !deadline.expired()) {
+    pool->allocate(kMiB);  // the warmest
+    shrinking.timers.run_due();
+  }
+  EXPECT_EQ(pool->counters().idle_bytes, kMiB);
+  EXPECT_EQ(pool->counters().made, 2u);
+  pool->shrink_by(nullptr);
+}
+
+TEST(ReceivePool, NoTimerIsUsedAfterTheEndOfThem) {
+  const auto pool = ReceivePool::make({.keep = std::chrono::milliseconds(1)});
+  {
+    Shrinking shrinking(*pool);
+    pool->allocate(kMiB);
+    pool->shrink_by(nullptr);
+  }
+  pool->allocate(kMiB);
+  EXPECT_GE(pool->counters().idle_bytes, kMiB);
 }
 
 TEST(ReceivePool, BuffersOutliveItsMaker) {
@@ -92,11 +150,11 @@ TEST(ReceivePool, BuffersOutliveItsMaker) {
 TEST(ReceivePool, AnImpossibleSizeIsNoMemory) {
   const auto pool = ReceivePool::make();
   EXPECT_THROW(pool->allocate(std::numeric_limits<size_t>::max()), std::bad_alloc);
-  EXPECT_EQ(pool->used_bytes(), 0u);
+  EXPECT_EQ(pool->counters().used_bytes, 0u);
 }
 
 TEST(ReceivePool, IsSharedByThreads) {
-  const auto pool = ReceivePool::make(2 * kMiB);
+  const auto pool = ReceivePool::make({.max_idle_bytes = 2 * kMiB});
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int thread = 0; thread < 4; ++thread) {
@@ -111,8 +169,8 @@ TEST(ReceivePool, IsSharedByThreads) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(pool->used_bytes(), 0u);
-  EXPECT_LE(pool->idle_bytes(), 2 * kMiB);
+  EXPECT_EQ(pool->counters().used_bytes, 0u);
+  EXPECT_LE(pool->counters().idle_bytes, 2 * kMiB);
 }
 
 }  // namespace

@@ -4,41 +4,120 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <vector>
 
 namespace farspan::testing {
 namespace {
 
+using namespace std::chrono_literals;
+using net::CrowdWatch;
+using net::kLongSpinLimit;
 using net::kSpinLimit;
 using net::SpinGovernor;
 using net::SpinPermit;
 
-TEST(SpinGovernor, MissesSwitchItOffButForAProbe) {
-  SpinGovernor governor;
-  EXPECT_EQ(governor.budget(), kSpinLimit);
-  for (int i = 0; i < 8; ++i) governor.miss();
-  int granted = 0;
-  for (int i = 0; i < 160; ++i) granted += governor.budget().count() > 0;
-  EXPECT_EQ(granted, 10);
+TimePoint at(Clock::duration since) { return TimePoint(1h) + since; }
+
+// How many of so many waits it would poll for.
+int granted(SpinGovernor& governor, int waits) {
+  int count = 0;
+  for (int i = 0; i < waits; ++i) count += governor.budget().count() > 0;
+  return count;
 }
 
-TEST(SpinGovernor, AHitSwitchesItOn) {
+TEST(SpinGovernor, WhatComesSoonIsPolledForBriefly) {
   SpinGovernor governor;
-  for (int i = 0; i < 100; ++i) governor.miss();
-  governor.hit();
-  for (int i = 0; i < 7; ++i) {
-    EXPECT_EQ(governor.budget(), kSpinLimit);
-    governor.miss();
+  EXPECT_EQ(governor.budget(), kSpinLimit);
+  for (int i = 0; i < 100; ++i) governor.learn(i % 4 == 0 ? 5us : 10ms);
+  EXPECT_EQ(governor.budget(), kSpinLimit);
+}
+
+TEST(SpinGovernor, WhatMostlyComesWithinTheLongLimitIsPolledForAsLong) {
+  SpinGovernor governor;
+  for (int i = 0; i < 8; ++i) governor.learn(100us);
+  EXPECT_EQ(governor.budget(), kLongSpinLimit);
+  for (int i = 0; i < 8; ++i) governor.learn(10ms);
+  EXPECT_LT(governor.budget(), kLongSpinLimit);
+}
+
+TEST(SpinGovernor, WhatComesLateIsPolledForNowAndThenOnly) {
+  SpinGovernor governor;
+  for (int i = 0; i < 32; ++i) governor.learn(10ms);
+  EXPECT_EQ(granted(governor, 160), 10);
+}
+
+TEST(SpinGovernor, OneThatComesSoonIsReasonToPollForTheNextFew) {
+  SpinGovernor governor;
+  for (int i = 0; i < 32; ++i) governor.learn(10ms);
+  governor.learn(5us);
+  EXPECT_EQ(granted(governor, 16), 16);
+  for (int i = 0; i < 8; ++i) governor.learn(10ms);
+  EXPECT_EQ(granted(governor, 16), 1);
+}
+
+TEST(SpinGovernor, AWaitMayEndElsewhere) {
+  SpinGovernor apart, at_once;
+  for (int i = 0; i < 32; ++i) {
+    const auto took = i % 3 == 0 ? 20us : 150us;
+    apart.begin(at(i * 1s));
+    apart.arrived(at(i * 1s + took));
+    apart.arrived(at(i * 1s + 500ms));  // nobody waits
+    at_once.learn(took);
+    EXPECT_EQ(apart.budget(), at_once.budget());
   }
+}
+
+// The counts that the watch looks at, one after the other.
+std::deque<int> counts;
+int next_count() noexcept {
+  const int count = counts.front();
+  counts.pop_front();
+  return count;
+}
+
+TEST(CrowdWatch, TwoLooksInARowMustFindTooManyThreads) {
+  CrowdWatch watch(next_count, 2);
+  counts = {3, 2, 3, 3, 4, 2};
+  std::vector<bool> found;
+  for (int look = 0; look < 6; ++look) found.push_back(watch.is_crowded(at(look * 1ms)));
+  EXPECT_EQ(found, (std::vector<bool>{false, false, false, true, true, false}));
+}
+
+TEST(CrowdWatch, LooksOnceInAMillisecond) {
+  CrowdWatch watch(next_count, 2);
+  counts = {3, 3};
+  for (int tenth = 0; tenth < 10; ++tenth) EXPECT_FALSE(watch.is_crowded(at(tenth * 100us)));
+  for (int tenth = 10; tenth < 20; ++tenth) EXPECT_TRUE(watch.is_crowded(at(tenth * 100us)));
+  EXPECT_TRUE(counts.empty());
 }
 
 TEST(SpinPermit, LeavesACoreToTheOthers) {
   const auto cores = std::max(1u, std::thread::hardware_concurrency());
   std::deque<SpinPermit> permits;
   unsigned granted = 0;
-  for (unsigned i = 0; i < cores + 2; ++i) granted += static_cast<bool>(permits.emplace_back());
+  for (unsigned i = 0; i < cores + 2; ++i)
+    granted += static_cast<bool>(permits.emplace_back(false));
   EXPECT_EQ(granted, std::max(1u, cores - 1));
   permits.clear();
-  EXPECT_TRUE(static_cast<bool>(SpinPermit()));
+  EXPECT_FALSE(SpinPermit(true));
+  EXPECT_TRUE(SpinPermit(false));
+}
+
+TEST(SpinPermit, AMachineIsCrowdedWhileMoreThreadsRunThanItHasProcessors) {
+  std::atomic<bool> enough{false};
+  std::vector<std::thread> crowd;
+  for (unsigned i = 0; i < std::thread::hardware_concurrency() + 2; ++i) {
+    crowd.emplace_back([&] {
+      while (!enough.load()) {
+      }
+    });
+  }
+  const TimePoint give_up = Clock::now() + 20s;
+  bool found = false;
+  while (!found && Clock::now() < give_up) found = net::is_crowded(Clock::now());
+  EXPECT_TRUE(found);
+  enough = true;
+  for (std::thread& one : crowd) one.join();
 }
 
 }  // namespace

@@ -187,13 +187,20 @@ class RouteTest : public ::testing::Test {
   void TearDown() override {
     for (const auto& agent : agents_) agent->stop();
   }
+  Route route_of(int rank) const {
+    const auto routes = agents_[rank]->routes();
+    return routes.empty() ? Route() : routes.front();
+  }
   std::unique_ptr<agent::Agent> agents_[2];
 };
 
 TEST_F(RouteTest, OnOneHostIsAUnixSocket) {
   connect([](std::string&) {});
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(agents_[rank]->route_to(1 - rank), ::testing::StartsWith("unix"));
+    EXPECT_THAT(route_of(rank).transport, ::testing::StartsWith("unix"));
+    EXPECT_TRUE(route_of(rank).reads_memory && route_of(rank).is_read);
+    EXPECT_EQ(route_of(rank).why_not_read, "");
+    EXPECT_TRUE(route_of(rank).refused.empty());
   }
 }
 
@@ -207,7 +214,9 @@ TEST_F(RouteTest, BetweenHostsIsTcp) {
   });
   EXPECT_EQ(unix_endpoints, 2);
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(agents_[rank]->route_to(1 - rank), ::testing::StartsWith("tcp"));
+    EXPECT_THAT(route_of(rank).transport, ::testing::StartsWith("tcp"));
+    EXPECT_FALSE(route_of(rank).reads_memory || route_of(rank).is_read);
+    EXPECT_EQ(route_of(rank).why_not_read, "another host");
   }
 }
 
@@ -216,8 +225,11 @@ TEST_F(RouteTest, IsTcpAlsoWhereNobodyIsFoundAtTheUnixSocket) {
     const auto host = endpoint.find(";host=");
     if (host != std::string::npos) endpoint.insert(host, "-gone");
   });
+  EXPECT_THAT(route_of(0).refused, ::testing::ElementsAre(::testing::StartsWith("unix: ")));
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(agents_[rank]->route_to(1 - rank), ::testing::StartsWith("tcp"));
+    EXPECT_THAT(route_of(rank).transport, ::testing::StartsWith("tcp"));
+    EXPECT_FALSE(route_of(rank).reads_memory || route_of(rank).is_read);
+    EXPECT_EQ(route_of(rank).why_not_read, "another host");
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <thread>
 
 #include "rpc/agent/scripted_stream.h"
@@ -119,6 +120,58 @@ TEST(Outbox, ASmallFrameIsOneWrite) {
   wire::OutFrame frame = twin.frame();
   outbox.send(frame);
   EXPECT_EQ(stream.writes(), 1);
+}
+
+// Three calls of which the middle one is over while `room` bytes of all have left.
+TEST(Outbox, GivesUpWhatHasNotLeftOfACallAndKeepsTheRestAsItWas) {
+  for (const Twin& middle : {small_twin(2), large_twin(2)}) {
+    const Bytes before = small_twin(1).expected(), own = middle.expected();
+    for (size_t room = 0; room < before.size() + own.size(); room += 1 + room / 97) {
+      SCOPED_TRACE(room);
+      ScriptedStream stream;
+      Outbox outbox;
+      outbox.open(stream);
+      stream.set_room(room);
+      const Twin first = small_twin(1), last = large_twin(3);
+      wire::OutFrame frames[] = {first.frame(), middle.frame(), last.frame()};
+      for (wire::OutFrame& frame : frames) {
+        frame.header.flags &= static_cast<uint16_t>(~wire::kReply);
+        outbox.send(frame);
+      }
+      const Outbox::GivenUp given_up = outbox.give_up({77, 2});
+      EXPECT_EQ(given_up.dropped, room <= before.size() ? 1u : 0u);
+      EXPECT_FALSE(given_up.broken);
+      for (const Buffer& segment : frames[1].segments) {  // as their owner may
+        if (!segment.empty()) std::memset(segment.data(), 0xee, segment.size());
+      }
+      while (outbox.flush() == State::kLeft) stream.add_room(701);
+      Reading reading;
+      reading.feed(stream.written());
+      ASSERT_EQ(reading.frames().size(), given_up.dropped ? 2u : 3u);
+      EXPECT_EQ(reading.frames().back().header.request_id, 3u);
+      EXPECT_EQ(outbox.left_bytes(), 0u);
+      if (given_up.dropped) continue;
+      const wire::InFrame& whole = reading.frames()[1];
+      for (size_t i = 0; i < middle.raw.segments.size(); ++i) {
+        EXPECT_TRUE(same(whole.segments.at(i).span(), middle.raw.segments[i]));
+      }
+    }
+  }
+}
+
+TEST(Outbox, GivesUpNoAnswers) {
+  ScriptedStream stream;
+  Outbox outbox;
+  outbox.open(stream);
+  stream.set_room(0);
+  const Twin answer = large_twin(2);
+  wire::OutFrame frame = answer.frame();
+  frame.header.flags |= wire::kReply;
+  outbox.send(frame);
+  EXPECT_EQ(outbox.give_up({2}).dropped, 0u);
+  stream.add_room(1 << 20);
+  EXPECT_EQ(outbox.flush(), State::kDone);
+  EXPECT_GT(stream.written().size(), 5'000u);
 }
 
 TEST(Outbox, GoesOnWhereverTheStreamStopped) {

@@ -59,10 +59,12 @@ int join_and_leave(const WorkerOptions& options) {
 // Calls everybody, and writes who answered and by which way.
 int call_all() {
   const auto worker = init_rpc(name_of_variables(), options_of_variables());
-  auto& agent = dynamic_cast<agent::Agent&>(worker->messenger());
   for (int rank = 0; rank < worker->world_size(); ++rank) {
     const std::string name = rpc_sync(rank, name_here);
-    std::printf("%s over %s\n", name.c_str(), agent.route_to(rank).c_str());
+    const auto routes = worker->routes();
+    const auto route = std::find_if(routes.begin(), routes.end(),
+                                    [&](const Route& one) { return one.worker == name; });
+    std::printf("%s over %s\n", name.c_str(), route->transport.c_str());
   }
   shutdown();
   return 0;

@@ -18,12 +18,13 @@ using wire::Hello;
 
 // clang-format off
 const Bytes kHello = bytes({
-    0, 0, 0, 0, 5, 0, 5, 0,                          // root: 5 words of data, 5 pointers
+    0, 0, 0, 0, 6, 0, 5, 0,                          // root: 6 words of data, 5 pointers
     1, 2, 0, 0, 3, 0, 0, 0,                          // minVersion, maxVersion, rank
     5, 0, 0, 0, 0, 0, 0, 0,                          // features
     0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,  // instanceHigh
     0x09, 0, 0, 0, 0, 0, 0, 0x80,                    // instanceLow
     0x67, 0x12, 0, 0, 0, 0, 0, 0,                    // pid
+    0, 0x20, 0, 0, 0, 0x7f, 0, 0,                    // probe
     0x11, 0, 0, 0, 0x1a, 0, 0, 0,                    // name: 3 bytes, with the NUL
     0x11, 0, 0, 0, 0x1a, 0, 0, 0,                    // generation: 3
     0x11, 0, 0, 0, 0x12, 0, 0, 0,                    // host: 2
@@ -72,6 +73,7 @@ Hello golden_hello() {
   hello.host = "h";
   hello.functions = {{0xabcd, "f", "()"}};
   hello.authentication = "key";
+  hello.probe = 0x7f0000002000;
   return hello;
 }
 
@@ -86,6 +88,7 @@ void expect_equal(const Hello& a, const Hello& b) {
   EXPECT_EQ(a.pid, b.pid);
   EXPECT_EQ(a.host, b.host);
   EXPECT_EQ(a.authentication, b.authentication);
+  EXPECT_EQ(a.probe, b.probe);
   ASSERT_EQ(a.functions.size(), b.functions.size());
   for (size_t i = 0; i < a.functions.size(); ++i) {
     EXPECT_EQ(a.functions[i].id, b.functions[i].id);
@@ -106,9 +109,10 @@ TEST(HelloMessage, IsReadFromTheGoldenBytes) {
 }
 
 TEST(HelloMessage, OfANewerPeerWithMoreFieldsIsReadAsFarAsItIsKnown) {
-  constexpr size_t kWord = 8, kDataEnd = 6 * kWord, kPointers = 5;
+  constexpr size_t kWord = 8, kDataEnd = 7 * kWord, kPointers = 5;
   Bytes newer = kHello;
-  newer[4] = newer[6] = std::byte{6};  // one word of data and one pointer more
+  newer[4] = std::byte{7};  // one word of data and one pointer more
+  newer[6] = std::byte{6};
   for (size_t i = 0; i < kPointers; ++i) {
     std::byte& offset = newer[kDataEnd + i * kWord];
     offset = static_cast<std::byte>(static_cast<int>(offset) + 4);  // one word further
@@ -116,8 +120,8 @@ TEST(HelloMessage, OfANewerPeerWithMoreFieldsIsReadAsFarAsItIsKnown) {
   const auto at = [&](size_t words) {
     return newer.begin() + static_cast<ptrdiff_t>(words * kWord);
   };
-  newer.insert(at(6 + kPointers), kWord, std::byte{0});
-  newer.insert(at(6), kWord, std::byte{0x77});
+  newer.insert(at(7 + kPointers), kWord, std::byte{0});
+  newer.insert(at(7), kWord, std::byte{0x77});
   expect_equal(wire::decode_hello(aligned(newer).span()), golden_hello());
 }
 

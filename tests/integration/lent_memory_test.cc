@@ -1,0 +1,207 @@
+// The rules under test: memory that others may be reading stays as it is until they have read it or
+// are dead, however a call ends and whoever stands still meanwhile (rpc/wire/WIRE.md, "Offers"),
+// and nothing that was shared with a worker outlives it.
+#include <farspan/farspan.h>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "rpc/init/launch.h"
+#include "support/eventually.h"
+#include "support/process_counts.h"
+#include "support/seeded_random.h"
+
+namespace farspan::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using at::Tensor;
+using ::testing::HasSubstr;
+
+constexpr Millis kLong{60'000};
+
+Tensor pattern(int64_t seed, int64_t count) { return at::arange(seed, seed + count, at::kLong); }
+
+std::atomic<int64_t> checked{0}, wrong{0};
+Tensor exchange(const Tensor& x, int64_t seed) {
+  wrong += !at::equal(x, pattern(seed, x.numel()));
+  ++checked;
+  return pattern(seed + 1, x.numel());
+}
+std::vector<int64_t> findings() { return {checked, wrong}; }
+FARSPAN_REGISTER_AS("lent.exchange", exchange);
+FARSPAN_REGISTER_AS("lent.findings", findings);
+
+// The ways by which tensors go.
+struct Way {
+  const char* name;
+  const char* transport;
+  CrossMemoryAttach attach;
+};
+const Way kWays[] = {{"shared_memory_attach", "shm", CrossMemoryAttach::kRequired},
+                     {"shared_memory", "shm", CrossMemoryAttach::kForbidden},
+                     {"unix_attach", "unix", CrossMemoryAttach::kRequired},
+                     {"tcp", "tcp", CrossMemoryAttach::kAllowed}};
+
+WorkerOptions options_of_variables() {
+  const Way& way = kWays[std::atoi(std::getenv("TEST_WAY"))];
+  WorkerOptions options;
+  options.transports = {way.transport};
+  options.cross_memory_attach = way.attach;
+  return options;
+}
+int number(const char* variable) { return std::atoi(std::getenv(variable)); }
+
+int serve() {
+  const char* name = std::getenv("TEST_NAME");
+  init_rpc(name ? name : "server", options_of_variables());
+  shutdown();
+  return 0;
+}
+
+// Calls with arguments that it changes as soon as a call has ended, with or without an answer.
+int call_and_change() {
+  init_rpc("caller", options_of_variables());
+  rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  SeededRandom random(7);
+  int answered = 0, timed_out = 0, wrong_answers = 0;
+  for (int call = 1; call <= number("TEST_CALLS"); ++call) {
+    const auto count = static_cast<int64_t>(8'192 + random.below(512 << 10));
+    Tensor x = pattern(call, count);
+    const CallOptions options{Millis(1 + static_cast<int64_t>(random.below(20)))};
+    const auto answer = rpc_async("server", options, exchange, x, call);
+    try {
+      wrong_answers += !at::equal(answer.wait(), pattern(call + 1, count));
+      ++answered;
+    } catch (const Error& error) {
+      if (error.code() != Code::kTimeout) throw;
+      ++timed_out;
+    }
+    x.fill_(-1);
+  }
+  std::printf("done\n");
+  std::fflush(stdout);
+  const auto found = rpc_sync("server", CallOptions{kLong}, findings);
+  shutdown();
+  std::printf("%d answered, %d timed out, %ld arguments; %d wrong answers, %ld wrong arguments\n",
+              answered, timed_out, found[0] - 1, wrong_answers, found[1]);
+  return 0;
+}
+
+bool is_in(const Process& process, const std::string& text) {
+  return process.output().find(text) != std::string::npos;
+}
+
+class LentMemory : public ::testing::TestWithParam<int> {
+ protected:
+  Process& start(const std::string& role, int rank, int world_size, int calls) {
+    return launch_.start(
+        role, rank, world_size,
+        {{"TEST_WAY", std::to_string(GetParam())}, {"TEST_CALLS", std::to_string(calls)}});
+  }
+  Launch launch_;
+};
+INSTANTIATE_TEST_SUITE_P(Ways, LentMemory, ::testing::Range(0, 4),
+                         [](const auto& way) { return std::string(kWays[way.param].name); });
+
+TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
+  const int calls = GetParam() == 0 ? 1'000 : 250;
+  Process& server = start("serve", 0, 2, calls);
+  Process& caller = start("call_and_change", 1, 2, calls);
+  ASSERT_TRUE(eventually([&] { return is_in(caller, "ready") || !caller.running(); }));
+  SeededRandom random(11);
+  int stops = 0;
+  while (caller.running() && !is_in(caller, "done")) {
+    Process& stopped = random.chance(0.7) ? server : caller;
+    stopped.signal(SIGSTOP);
+    std::this_thread::sleep_for(random.up_to(12ms));
+    stopped.signal(SIGCONT);
+    std::this_thread::sleep_for(random.up_to(12ms));
+    ++stops;
+  }
+  const Process::End end = caller.wait(60s);
+  EXPECT_EQ(end.status, 0) << end.output;
+  EXPECT_EQ(server.wait(60s).status, 0);
+  EXPECT_THAT(end.output, HasSubstr("; 0 wrong answers, 0 wrong arguments"));
+  // Expect: calls have ended in both ways.
+  EXPECT_THAT(end.output, ::testing::Not(HasSubstr("\n0 answered")));
+  EXPECT_THAT(end.output, ::testing::Not(HasSubstr(" 0 timed out")));
+  EXPECT_GT(stops, 20);
+  RecordProperty("ended", end.output);
+  std::printf("%s: %d stops; %s", kWays[GetParam()].name, stops,
+              end.output.substr(end.output.find("done") + 5).c_str());
+}
+
+// Exchanges with all others until they are gone, and says what is left of them.
+int outlive() {
+  const auto worker = init_rpc("survivor", options_of_variables());
+  const int others = worker->world_size() - 1;
+  std::atomic<int> gone{0};
+  std::vector<std::thread> threads;
+  for (int rank = 1; rank <= others; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (int64_t call = 0;; ++call) {
+        try {
+          const int64_t count = 1 << (10 + call % 10);
+          const Tensor answer = worker->rpc_sync(rank, exchange, pattern(call, count), call);
+          wrong += !at::equal(answer, pattern(call + 1, count));
+          if (call == 20) std::printf("busy\n"), std::fflush(stdout);
+        } catch (const Error&) {
+          break;
+        }
+      }
+      ++gone;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Within 2 s of the last one's end.
+  const Deadline deadline = Deadline::after(2s);
+  const auto left = [&] { return ProcessCounts::now().memories; };
+  while (left() > 0 && !deadline.expired()) std::this_thread::sleep_for(10ms);
+  const agent::MessengerCounters counters = worker->counters();
+  std::printf("%d gone; %d memories, %d connections, %lu bytes offered, %ld wrong\n", gone.load(),
+              left(), counters.connections, counters.offered_memory, wrong.load());
+  worker->shutdown(/*graceful=*/false);
+  return 0;
+}
+
+TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
+  constexpr int kOthers = 5;
+  Process& survivor = start("outlive", 0, kOthers + 1, 0);
+  std::vector<Process*> others;
+  for (int rank = 1; rank <= kOthers; ++rank) {
+    others.push_back(&launch_.start("serve", rank, kOthers + 1,
+                                    {{"TEST_WAY", std::to_string(GetParam())},
+                                     {"TEST_NAME", "server" + std::to_string(rank)}}));
+  }
+  ASSERT_TRUE(eventually([&] { return is_in(survivor, "busy\nbusy\nbusy\nbusy\nbusy\n"); }))
+      << survivor.output();
+  SeededRandom random(13);
+  for (Process* other : others) {
+    std::this_thread::sleep_for(random.up_to(20ms));
+    other->signal(SIGKILL);
+  }
+  const Process::End end = survivor.wait(60s);
+  EXPECT_EQ(end.status, 0) << end.output;
+  EXPECT_THAT(end.output, HasSubstr("5 gone; 0 memories, 0 connections, 0 bytes offered, 0 wrong"));
+}
+
+}  // namespace
+
+std::map<std::string, Role> lent_memory_roles() {
+  return {{"serve", serve}, {"call_and_change", call_and_change}, {"outlive", outlive}};
+}
+
+}  // namespace farspan::testing
+
+int main(int argc, char** argv) {
+  return farspan::testing::run_tests(argc, argv, farspan::testing::lent_memory_roles());
+}
