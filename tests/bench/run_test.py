@@ -17,11 +17,12 @@ import unittest
 
 RUN = pathlib.Path(__file__).with_name("run")
 SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
+SHM_CASES = ("small call p99 shm", "small call after a pause p50 shm", "calls per second 8 threads shm",
+             "calls per second 128 in flight shm", "echo 64 MiB shm")
 CASES = {
     transport: [
         f"small call p50 {transport}",
-        *(["small call p99 shm"] if transport == "shm" else []),
-        *(["calls per second 128 in flight shm"] if transport == "shm" else []),
+        *(SHM_CASES if transport == "shm" else []),
         *(f"tensor {size} {transport}" for size in SIZES),
     ]
     for transport in ("shm", "tcp")
@@ -89,7 +90,7 @@ class RunTest(unittest.TestCase):
         self.programs = self.folder / "build" / "tests" / "bench"
         self.programs.mkdir(parents=True)
         self.out = self.folder / "results.json"
-        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("limits", 5)):
+        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("grpc_unary", 20), ("limits", 5)):
             self.fake(name, f"figures({value})")
 
     def fake(self, name, body):
@@ -141,8 +142,10 @@ class RunTest(unittest.TestCase):
             )
             self.assertEqual(row["area"], "rpc")
         wanted = {(case, peer) for cases in CASES.values() for case in cases
-                  for peer in ("pytorch", "limit")}
-        wanted.discard(("calls per second 128 in flight shm", "limit"))  # has no limit
+                  for peer in ("pytorch", "grpc", "limit")}
+        wanted -= {("calls per second 128 in flight shm", "limit"),  # has none
+                   ("calls per second 8 threads shm", "limit"),
+                   ("echo 64 MiB shm", "pytorch"), ("echo 64 MiB shm", "grpc")}
         self.assertEqual({(row["case"], row["peer"]) for row in rows}, wanted)
 
     def test_a_figure_is_the_median_of_its_rounds(self):
@@ -155,13 +158,13 @@ class RunTest(unittest.TestCase):
         self.assertEqual(self.rows()["small call p50 shm", "limit"]["ours"], 8)
 
     def test_the_programs_take_turns(self):
-        for name in ("rpc_bench", "pytorch_rpc", "limits"):
+        for name in ("rpc_bench", "pytorch_rpc", "grpc_unary", "limits"):
             self.fake(name, f"(here / 'order').open('a').write('{name} ' + transport + '\\n')\n"
                             "figures(1)")
         self.bench("--rounds", "2")
         order = (self.programs / "order").read_text().splitlines()
         one_round = [f"{name} {transport}" for transport in ("shm", "tcp")
-                     for name in ("rpc_bench", "pytorch_rpc", "limits")]
+                     for name in ("rpc_bench", "pytorch_rpc", "grpc_unary", "limits")]
         self.assertEqual(order, one_round * 2)
 
     def test_the_table_shows_every_case_and_which_goals_are_met(self):
@@ -169,7 +172,7 @@ class RunTest(unittest.TestCase):
         for cases in CASES.values():
             for case in cases:
                 self.assertIn(f"\n{case} ", table)
-        self.assertRegex(table, r"small call p50 shm +us +10 +40 +4.00 +5 +0.50 +>= 4 pytorch met\n")
+        self.assertRegex(table, r"small call p50 shm +us +10 +40 +4.00 +20 +2.00 +5 +0.50 +>= 4 pytorch met\n")
         self.assertRegex(table, r"calls per second .* +>= 10 pytorch MISSED\n")
 
     def test_a_missed_goal_is_a_failure_only_when_asked(self):
@@ -209,7 +212,7 @@ class RunTest(unittest.TestCase):
         (self.programs / "pytorch_rpc").unlink()
         done = self.bench("--rounds", "1")
         self.assertEqual(done.returncode, 0)
-        self.assertEqual({peer for _, peer in self.rows()}, {"limit"})
+        self.assertEqual({peer for _, peer in self.rows()}, {"grpc", "limit"})
 
     def test_an_unknown_area_is_named(self):
         done = subprocess.run([RUN, "rcp"], capture_output=True, text=True, timeout=60)
