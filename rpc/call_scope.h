@@ -39,6 +39,7 @@ class CallScope final : public ValueScope {
   // While reading: the function runs only when `ready` is; what it fails with fails the call.
   void wait_first(Future<void> ready) { first_.push_back(std::move(ready)); }
   void before_run() override;
+  Buffer allocate(size_t bytes) override;
 
  private:
   Worker& worker_;
@@ -46,15 +47,5 @@ class CallScope final : public ValueScope {
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;
 };
-
-inline void CallScope::before_run() {
-  for (const Future<void>& ready : first_) {
-    if (!ready.wait_until(agent::current_call().deadline)) {
-      throw Error(Code::kTimeout,
-                  "a remote reference among the arguments was not confirmed in time");
-    }
-    ready.value();
-  }
-}
 
 }  // namespace farspan

@@ -121,6 +121,7 @@ void IncomingCall::send_result(const Result& result) {
   if (const Error* error = result.error()) return fail(*error);
   MetaBuilder builder;
   std::vector<Buffer> segments;
+  tensors_.clear();  // one that the function returns is not shared with its arguments any more
   CallScope values(*worker_, request_.from());
   Writer writer(segments, &values);
   auto answer = builder.init_root<schema::Return>();

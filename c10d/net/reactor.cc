@@ -18,6 +18,8 @@ namespace {
 
 constexpr uint64_t kWakeKey = 1, kStopKey = 2, kTimersKey = 3, kFirstSourceKey = 16;
 constexpr uint64_t kWriteBit = uint64_t{1} << 63;
+// By its edges: by its level, each thread that epoll wakes for it would wake another one.
+constexpr uint32_t kTimersEvents = EPOLLIN | EPOLLET;
 constexpr int kIdleLoopers = 2;        // kept asleep, so that one reads while another runs a task
 constexpr int kRetireAfterMs = 2'000;  // how long a superfluous thread stays idle
 
@@ -65,7 +67,7 @@ Reactor::Reactor(ReactorOptions options)
       next_key_(kFirstSourceKey) {
   watch(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), EPOLLIN | EPOLLEXCLUSIVE, kWakeKey);
   watch(epoll_.get(), EPOLL_CTL_ADD, stop_fd_.get(), EPOLLIN, kStopKey);
-  watch(epoll_.get(), EPOLL_CTL_ADD, timers_.descriptor(), EPOLLIN | EPOLLEXCLUSIVE, kTimersKey);
+  watch(epoll_.get(), EPOLL_CTL_ADD, timers_.descriptor(), kTimersEvents, kTimersKey);
   MutexLock lock(mutex_);
   for (int i = 0; i < kIdleLoopers; ++i) spawn_locked();
   if (alive_ > 0) return;
@@ -196,7 +198,7 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
       count_spin(time.now() - start, true);
       return true;
     }
-    if (queued_.load(std::memory_order_relaxed) > 0) return true;
+    if (has_task()) return true;
     if (!time.is_over()) continue;
     const uint64_t before = std::exchange(passed, hot->passed_bytes());
     if (passed == before || is_crowded(time.now())) break;
@@ -245,7 +247,10 @@ bool Reactor::sleep(std::shared_ptr<Source>& hot) {
   int timeout_ms = -1;
   {
     MutexLock lock(mutex_);
-    if (may_take_locked()) return true;
+    if (may_take_locked()) {
+      if (!is_left_to_another()) return true;
+      timers_.nudge(Clock::now() + kRescueAfter);
+    }
     ++sleeping_;
     if (readers_locked() > kIdleLoopers) timeout_ms = kRetireAfterMs;
   }
@@ -292,8 +297,12 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   }
 }
 
-// The reactor's own descriptors stay readable by themselves.
+// wake_fd_ and stop_fd_ stay readable by themselves.
 std::shared_ptr<Source> Reactor::give_back_event(uint64_t key) noexcept {
+  if (key == kTimersKey) {  // whatever is readable by then is an edge
+    watch(epoll_.get(), EPOLL_CTL_MOD, timers_.descriptor(), kTimersEvents, kTimersKey);
+    return nullptr;
+  }
   std::shared_ptr<Source> source = find(key & ~kWriteBit);
   if (source && (key & kWriteBit)) {
     flush_when_writable(*source);

@@ -63,6 +63,8 @@ class Reactor {
   // The same, for a thread that is busy itself: wakes another one if there is one that sleeps.
   void run_elsewhere(std::unique_ptr<Task> task);
 
+  // Before the calling thread writes what it will wait() for: the answer then wakes nobody else.
+  void expect_answer(Source& source) noexcept;
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none.
   //   returns  false when the deadline passed first
   bool wait(FutureCore& future, Deadline deadline, Source* hint);
@@ -114,6 +116,9 @@ class Reactor {
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
   void look_at_shortage();
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
+  bool is_worth_a_thread_locked() const FARSPAN_REQUIRES(mutex_);
+  bool is_left_to_another() const noexcept;
+  bool has_task() const noexcept;
   void share_queue_locked() FARSPAN_REQUIRES(mutex_);
   Blocked* waits_in_locked(uint64_t chain) const FARSPAN_REQUIRES(mutex_);
   void call_chain_locked(const Task& task) FARSPAN_REQUIRES(mutex_);
@@ -134,6 +139,8 @@ class Reactor {
   void arm(Source& source) noexcept;
   void disarm(Source& source) noexcept;
   void lease(Source& source);
+  void look_at_leases_in(std::chrono::milliseconds time) noexcept;
+  void put_off_leases() noexcept;
   bool tasks_are_short() const noexcept;
   std::shared_ptr<Source> find(uint64_t key);
 
@@ -144,9 +151,11 @@ class Reactor {
   Timers timers_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0}, spin_ns_{0};
-  std::atomic<int> in_callbacks_{0};  // threads that would read, and run callbacks of futures
-  std::atomic<size_t> queued_{0};     // queue_.size(), for a look without the lock
-  std::atomic<int64_t> task_ns_{0};   // running mean of what a task takes
+  std::atomic<int> in_callbacks_{0};       // threads that would read, and run callbacks of futures
+  std::atomic<size_t> queued_{0};          // queue_.size(), for a look without the lock
+  std::atomic<int64_t> task_ns_{0};        // running mean of what a task takes
+  std::atomic<bool> runs_tasks_{false};    // running_ > 0
+  std::atomic<Clock::rep> last_begun_{0};  // a task, whichever thread's
 
   mutable Mutex mutex_;
   TaskQueue queue_ FARSPAN_GUARDED_BY(mutex_);
@@ -171,7 +180,9 @@ class Reactor {
   // At the limit: the threads that wait know of what is queued of their chains.
   bool chains_called_ FARSPAN_GUARDED_BY(mutex_) = false;
 
+  std::atomic<Clock::rep> leases_end_{0};  // of those that are not in use by then
   Mutex leases_mutex_;
+  int put_offs_ FARSPAN_GUARDED_BY(leases_mutex_) = 0;  // in a row
   std::vector<std::shared_ptr<Source>> leases_ FARSPAN_GUARDED_BY(leases_mutex_);
 
   Mutex sources_mutex_;

@@ -13,6 +13,9 @@
 
 namespace farspan::net {
 
+// How long work may lie behind a task or a callback that takes longer than expected.
+inline constexpr std::chrono::milliseconds kRescueAfter{1};
+
 // What the calling thread does for its reactor. kWaiting: for a future, inside one of the two
 // before.
 enum class Station { kOutside, kLooping, kInTask, kWaiting };

@@ -15,8 +15,8 @@ namespace {
 
 // Work left in the queue that takes longer than this is worth waking another thread for.
 constexpr int64_t kWorthAWakeUpNs = 50'000;
-// How long work may lie behind a task or a callback that takes longer than expected.
-constexpr std::chrono::milliseconds kRescueAfter{1};
+// Two threads that take such tasks are in each other's way, and in that of who sends them.
+constexpr int64_t kTinyTaskNs = 5'000;
 // How often to try again after the system has given no thread.
 constexpr std::chrono::milliseconds kShortageLooks{100};
 // How long no blocked thread may have moved before work is turned away: until then one may come
@@ -46,6 +46,7 @@ void Reactor::move_locked(Station from, Station to) {
 // Called whenever the queue, the limit or what threads do has changed.
 void Reactor::note_change_locked() {
   queued_.store(queue_.size(), std::memory_order_release);
+  runs_tasks_.store(running_ > 0, std::memory_order_relaxed);
   const bool exhausted = exhausted_locked();
   keep_clock(stalled_since_, exhausted && queue_.has_others());
   keep_clock(patient_stalled_since_, exhausted && queue_.has_patient() && !may_take_locked());
@@ -188,16 +189,42 @@ bool Reactor::take_locked(std::unique_ptr<Task>& task) {
   thread_state().beyond_limit = running_ + blocked_ >= max_threads_;
   task = thread_state().beyond_limit ? queue_.pop_patient() : queue_.pop();
   move_locked(Station::kLooping, Station::kInTask);
-  const auto left = static_cast<int64_t>(queue_.size());
-  if (left * task_ns_.load(std::memory_order_relaxed) > kWorthAWakeUpNs) {
+  if (is_worth_a_thread_locked()) {
     share_queue_locked();
-  } else if (left > 0) {
+  } else if (!queue_.empty()) {
     timers_.nudge(Clock::now() + kRescueAfter);
   }
   return true;
 }
 
+// Whether another thread would be done with what is queued much sooner.
+bool Reactor::is_worth_a_thread_locked() const {
+  const int64_t task_ns = task_ns_.load(std::memory_order_relaxed);
+  if (static_cast<int64_t>(queue_.size()) * task_ns <= kWorthAWakeUpNs) return false;
+  return task_ns > kTinyTaskNs || has_idle_processor(Clock::now());
+}
+
+// Whether the thread that is at the queue's tasks soon takes the next one, too. It looks again when
+// it is done; for when it is held up, whoever goes has another look taken.
+bool Reactor::is_left_to_another() const noexcept {
+  const int64_t task_ns = task_ns_.load(std::memory_order_relaxed);
+  if (!runs_tasks_.load(std::memory_order_relaxed) || task_ns > kTinyTaskNs) return false;
+  const size_t queued = queued_.load(std::memory_order_relaxed);
+  if (static_cast<int64_t>(queued) * task_ns > kWorthAWakeUpNs &&
+      has_idle_processor(Clock::now())) {
+    return false;
+  }
+  const Clock::duration begun(last_begun_.load(std::memory_order_relaxed));
+  return Clock::now().time_since_epoch() - begun < kRescueAfter;
+}
+
+// Whether the calling thread has something to take from the queue.
+bool Reactor::has_task() const noexcept {
+  return queued_.load(std::memory_order_relaxed) > 0 && !is_left_to_another();
+}
+
 bool Reactor::run_one_task() {
+  if (queued_.load(std::memory_order_acquire) > 0 && is_left_to_another()) return false;
   std::unique_ptr<Task> task;
   bool taken = false;
   {
@@ -213,6 +240,7 @@ bool Reactor::run_one_task() {
   self.station = Station::kInTask;
   self.chain = task->chain;
   const TimePoint begun = Clock::now();
+  last_begun_.store(begun.time_since_epoch().count(), std::memory_order_relaxed);
   task->run();
   task.reset();
   const int64_t took =

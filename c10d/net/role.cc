@@ -10,6 +10,12 @@ namespace farspan::net {
 namespace {
 
 constexpr std::chrono::milliseconds kLease{1};
+// Of sources that have been in use without a break for some ends of a lease: setting a timer may
+// take 20 us in a virtual machine.
+constexpr std::chrono::milliseconds kLongLease{4};
+constexpr int kUntilLong = 8;
+// How often who uses a lease looks whether it is time to put off its end.
+constexpr uint32_t kUsesToALook = 8;
 // How many releases must arm after a lease kept something waiting.
 constexpr uint32_t kLeaseBan = 256;
 // Tasks that take longer than this give up the turn for good while they run.
@@ -39,6 +45,15 @@ void Reactor::disarm(Source& source) noexcept {
   if (source.removed_.load(std::memory_order_acquire)) return;
   // Not zero: a hang-up is always reported, and must be reported once only.
   rearm(epoll_.get(), source.descriptor(), EPOLLONESHOT, source.key_);
+  source.expect_no_input();
+}
+
+void Reactor::expect_answer(Source& source) noexcept {
+  if (source.leased_.load(std::memory_order_relaxed)) return;  // disarmed, as a rule
+  if (source.no_leases_.load(std::memory_order_relaxed) > 0) return;
+  Role role;
+  role.may_lease(true);
+  role.take(*this, source, false);
 }
 
 bool Role::take(Reactor& reactor, Source& source, bool fired) noexcept {
@@ -86,7 +101,8 @@ bool Role::release_on_lease(Source& source) noexcept {
     return false;
   }
   if (source.follower_count_.load() > 0) return false;
-  source.uses_.fetch_add(1, std::memory_order_relaxed);
+  const uint32_t uses = source.uses_.fetch_add(1, std::memory_order_relaxed);
+  if (uses % kUsesToALook == 0) reactor_->put_off_leases();
   if (source.turn_.exchange(0) & Source::kFired) {
     uint32_t free = 0;  // an event was lost on the way: arm, unless a new holder will
     return !source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire);
@@ -109,8 +125,38 @@ void Reactor::lease(Source& source) {
     if (source.leased_.exchange(true)) return;
     source.uses_seen_ = source.uses_.load(std::memory_order_relaxed) - 1;
     leases_.push_back(source.shared_from_this());
+    put_offs_ = 0;
+    const TimePoint::duration end(leases_end_.load(std::memory_order_relaxed));
+    if (leases_.size() > 1 && TimePoint(end) <= Clock::now() + kLease) return;  // for it, too
   }
-  timers_.nudge(Clock::now() + kLease);
+  look_at_leases_in(kLease);
+}
+
+void Reactor::look_at_leases_in(std::chrono::milliseconds time) noexcept {
+  const TimePoint at = Clock::now() + time;
+  leases_end_.store(at.time_since_epoch().count(), std::memory_order_relaxed);
+  timers_.watch(at);
+}
+
+// While all are in use, who uses them says so, and no thread needs to wake up to see it.
+void Reactor::put_off_leases() noexcept {
+  const TimePoint now = Clock::now();
+  const Clock::duration left(leases_end_.load(std::memory_order_relaxed) -
+                             now.time_since_epoch().count());
+  if (left > kLease / 4 || left <= Clock::duration::zero()) return;
+  bool long_used = false;
+  {
+    MutexLock lock(leases_mutex_);
+    const auto in_use = [](const std::shared_ptr<Source>& source) {
+      return source->uses_seen_ != source->uses_.load(std::memory_order_relaxed);
+    };
+    if (leases_.empty() || !std::all_of(leases_.begin(), leases_.end(), in_use)) return;
+    for (const auto& source : leases_) {
+      source->uses_seen_ = source->uses_.load(std::memory_order_relaxed);
+    }
+    long_used = ++put_offs_ > kUntilLong;
+  }
+  look_at_leases_in(long_used ? kLongLease : kLease);
 }
 
 // Sources that are in use keep their lease.
@@ -128,8 +174,9 @@ Reactor::Unused::Unused(Reactor& reactor) : Unfinished(reactor.timers_), reactor
       return !in_use;
     });
     some_left = !reactor.leases_.empty();
+    reactor.put_offs_ = 0;
   }
-  if (some_left) reactor.timers_.nudge(Clock::now() + kLease);
+  if (some_left) reactor.look_at_leases_in(kLease);
 }
 
 void Reactor::Unused::pump() {

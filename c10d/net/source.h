@@ -80,6 +80,8 @@ class Source : public std::enable_shared_from_this<Source> {
   // read, or room, by now. A source whose other end looks before it signals learns of the sleeper.
   virtual bool expect_input() noexcept { return true; }
   virtual bool expect_room() noexcept { return true; }
+  // No thread sleeps on descriptor() any more.
+  virtual void expect_no_input() noexcept {}
 
   // Reactor::remove() was called: there is nothing to wait for any more.
   bool removed() const noexcept { return removed_.load(std::memory_order_acquire); }

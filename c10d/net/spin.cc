@@ -25,21 +25,39 @@ int count_running() noexcept {
 
 }  // namespace
 
-bool CrowdWatch::is_crowded(TimePoint now) noexcept {
+void CrowdWatch::look(TimePoint now) noexcept {
   const Clock::rep at = now.time_since_epoch().count();
   Clock::rep next = next_.load(std::memory_order_relaxed);
-  if (at >= next && next_.compare_exchange_strong(next, at + Clock::duration(kEvery).count(),
+  if (at < next || !next_.compare_exchange_strong(next, at + Clock::duration(kEvery).count(),
                                                   std::memory_order_relaxed)) {
-    const bool too_many = count_() > processors_;
-    too_many_.store(too_many ? too_many_.load(std::memory_order_relaxed) + 1 : 0,
-                    std::memory_order_relaxed);
+    return;
   }
+  const int running = count_();
+  running_.store(running, std::memory_order_relaxed);
+  too_many_.store(running > processors_ ? too_many_.load(std::memory_order_relaxed) + 1 : 0,
+                  std::memory_order_relaxed);
+}
+
+bool CrowdWatch::is_crowded(TimePoint now) noexcept {
+  look(now);
   return too_many_.load(std::memory_order_relaxed) >= 2;
 }
 
-bool is_crowded(TimePoint now) noexcept {
-  static CrowdWatch machine(count_running, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-  return machine.is_crowded(now);
+bool CrowdWatch::has_idle(TimePoint now) noexcept {
+  look(now);
+  return running_.load(std::memory_order_relaxed) < processors_;
 }
+
+namespace {
+
+CrowdWatch& machine() noexcept {
+  static CrowdWatch watch(count_running, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  return watch;
+}
+
+}  // namespace
+
+bool is_crowded(TimePoint now) noexcept { return machine().is_crowded(now); }
+bool has_idle_processor(TimePoint now) noexcept { return machine().has_idle(now); }
 
 }  // namespace farspan::net

@@ -73,18 +73,24 @@ class CrowdWatch {
   CrowdWatch(int (*count)() noexcept, int processors) noexcept
       : count_(count), processors_(processors) {}
   bool is_crowded(TimePoint now) noexcept;
+  // Whether a processor had nothing to do when it last looked.
+  bool has_idle(TimePoint now) noexcept;
 
  private:
+  void look(TimePoint now) noexcept;
+
   static constexpr std::chrono::milliseconds kEvery{1};
 
   int (*const count_)() noexcept;
   const int processors_;
   std::atomic<Clock::rep> next_{0};
   std::atomic<int> too_many_{0};  // looks in a row
+  std::atomic<int> running_{0};   // at the last one
 };
 
 // Of this machine, by /proc/loadavg; where there is none it is never crowded.
 bool is_crowded(TimePoint now) noexcept;
+bool has_idle_processor(TimePoint now) noexcept;
 
 // A place among the process's spinning threads: one fewer than there are cores, at least one, so
 // that polling never keeps the last core from the thread that is polled for. None on a machine that
@@ -115,18 +121,29 @@ class SpinPermit {
   bool granted_ = false;
 };
 
-// How long one goes on looking: for a while, and not beyond a deadline.
+// How long one goes on looking: for a while, and not beyond a deadline. What takes longer than it
+// does between threads that run may wait for this very processor: a system call that wakes a thread
+// often puts it behind the one that calls. So who looks for long lets others go first now and then.
 class SpinTime {
  public:
   SpinTime(TimePoint start, Clock::duration budget, TimePoint latest = TimePoint::max()) noexcept
-      : end_(std::min(start + budget, latest)), now_(start) {}
+      : end_(std::min(start + budget, latest)), now_(start), yield_at_(start + kYieldEvery) {}
   // Looks at the clock at every eighth call only.
-  bool is_over() noexcept { return ++calls_ % 8 == 0 && (now_ = Clock::now()) >= end_; }
+  bool is_over() noexcept {
+    if (++calls_ % 8 != 0) return false;
+    now_ = Clock::now();
+    if (now_ < yield_at_) return now_ >= end_;
+    std::this_thread::yield();
+    yield_at_ = now_ + kYieldEvery;
+    return now_ >= end_;
+  }
   // When that was last.
   TimePoint now() const noexcept { return now_; }
 
  private:
-  TimePoint end_, now_;
+  static constexpr std::chrono::microseconds kYieldEvery{10};
+
+  TimePoint end_, now_, yield_at_;
   uint32_t calls_ = 0;
 };
 

@@ -58,6 +58,12 @@ void Timers::nudge(TimePoint at) noexcept {
   set_descriptor_locked();
 }
 
+void Timers::watch(TimePoint at) noexcept {
+  MutexLock lock(mutex_);
+  watch_ = at;
+  set_descriptor_locked();
+}
+
 Timers::Due::Due(Timers& timers) : Unfinished(timers), timers_(timers) {
   uint64_t expirations = 0;
   // What is due is decided by the clock alone; reading only makes the descriptor quiet again.
@@ -71,6 +77,7 @@ Timers::Due::Due(Timers& timers) : Unfinished(timers), timers_(timers) {
     entries.erase(entries.begin());
   }
   if (timers_.nudge_ <= now) timers_.nudge_ = TimePoint::max();
+  if (timers_.watch_ <= now) timers_.watch_ = TimePoint::max();
   timers_.set_descriptor_locked();
 }
 
@@ -101,7 +108,7 @@ void Timers::insert_locked(TimePoint at, Entry entry) {
 }
 
 void Timers::set_descriptor_locked() {
-  TimePoint next = nudge_;
+  TimePoint next = std::min(nudge_, watch_);
   if (!entries_.empty()) next = std::min(next, entries_.begin()->first);
   itimerspec spec{};
   if (next == TimePoint::max()) {

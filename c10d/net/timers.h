@@ -37,6 +37,8 @@ class Timers final : public Lending {
   // Makes the descriptor readable at `at`, or earlier, without running anything. Whoever then makes
   // a Due, and after that looks for what the caller has left, finds it.
   void nudge(TimePoint at) noexcept;
+  // A nudge that there is only one of: each call moves it, earlier or later.
+  void watch(TimePoint at) noexcept;
 
   bool has_due();
   // Runs what is due.
@@ -57,6 +59,7 @@ class Timers final : public Lending {
   Mutex mutex_;
   TimerId next_id_ FARSPAN_GUARDED_BY(mutex_) = 1;
   TimePoint nudge_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
+  TimePoint watch_ FARSPAN_GUARDED_BY(mutex_) = TimePoint::max();
   std::multimap<TimePoint, Entry> entries_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_map<TimerId, std::multimap<TimePoint, Entry>::iterator> by_id_
       FARSPAN_GUARDED_BY(mutex_);

@@ -48,6 +48,8 @@ class Stream {
   // False when there is something to read (room to write) by now, or the end. Any thread.
   virtual bool expect_input() noexcept { return true; }
   virtual bool expect_room() noexcept { return true; }
+  // Nobody waits for read_descriptor() any more, so the other end need not tell.
+  virtual void expect_no_input() noexcept {}
 
   // Ends both directions: what was written before can still be read at the other end, and then both
   // see kClosed. Any thread.

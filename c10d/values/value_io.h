@@ -37,6 +37,8 @@ class ValueScope {
   // Called when all arguments have been read, before the function runs on them. May block; what it
   // throws, an Error, fails the call.
   virtual void before_run() {}
+  // For bytes that the message takes along in a copy: not initialised, at least 16-byte aligned.
+  virtual Buffer allocate(size_t bytes) { return Buffer::allocate(bytes); }
 };
 
 // What a codec throws: this value cannot be written, or is not what was expected. Whoever holds the

@@ -4,6 +4,7 @@
 #include <c10/core/Layout.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,7 +27,8 @@ constexpr size_t kOwnReferences = 2;
 
 class TensorWriter {
  public:
-  TensorWriter(std::vector<Buffer>& segments, Bulk bulk) : segments_(segments), bulk_(bulk) {}
+  TensorWriter(std::vector<Buffer>& segments, ValueScope* scope, Bulk bulk)
+      : segments_(segments), scope_(scope), bulk_(bulk) {}
 
   // Whether a segment refers to the storage of what was written since this was last called.
   bool has_shared() noexcept { return std::exchange(shared_, false); }
@@ -114,7 +116,8 @@ class TensorWriter {
       segments_.push_back(Buffer::borrowed(bytes, size));
     } else if (bulk_ == Bulk::kCopyIfShared &&
                (storage.use_count() > 1 || tensor.use_count() > kOwnReferences)) {
-      segments_.push_back(Buffer::copy_of({bytes, size}));
+      segments_.push_back(scope_ ? scope_->allocate(size) : Buffer::allocate(size));
+      std::memcpy(segments_.back().data(), bytes, size);
     } else {
       segments_.emplace_back(const_cast<std::byte*>(bytes), size,
                              std::make_shared<c10::Storage>(storage));
@@ -157,6 +160,7 @@ class TensorWriter {
   }
 
   std::vector<Buffer>& segments_;
+  ValueScope* const scope_;
   const Bulk bulk_;
   bool shared_ = false;
 };
@@ -169,7 +173,7 @@ void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk,
   if (tensors.empty()) return;
   guard_write([&] {
     auto list = payload.initTensors(static_cast<unsigned>(tensors.size()));
-    TensorWriter tensor_writer(writer.segments(), bulk);
+    TensorWriter tensor_writer(writer.segments(), writer.scope(), bulk);
     for (unsigned i = 0; i < list.size(); ++i) {
       tensor_writer.write(tensors[i], list[i]);
       if (tensor_writer.has_shared() && borrowed) borrowed->add(tensors[i], i);

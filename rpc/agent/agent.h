@@ -78,6 +78,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void on_late_reply(OnLateReply callback) override;
   std::shared_ptr<const void> watch(int rank) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
+  Buffer allocate(size_t bytes) override { return pool_->allocate(bytes); }
   MessengerCounters counters() const override;
   std::vector<Route> routes() const override;
 

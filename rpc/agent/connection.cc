@@ -141,6 +141,7 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
   }
   requests_sent_.fetch_add(1, std::memory_order_relaxed);
+  if (will_wait && is_open()) reactor_.expect_answer(*this);
   const Outbox::State state = outbox_.send(frame);
   if (state == Outbox::State::kLeft && deadline.expired())
     recall({id});  // nobody else may any more
@@ -154,6 +155,7 @@ void Connection::recall(std::vector<uint64_t> requests) {
   requests_sent_.fetch_sub(given_up.dropped, std::memory_order_relaxed);
   if (given_up.broken) close_broken();
   make_room();
+  if (flush()) reactor_.flush_when_writable(*this);  // others may have left it to this thread
 }
 
 void Connection::send(wire::OutFrame& frame) {
@@ -199,7 +201,8 @@ bool Connection::flush() noexcept {
 // Who was offered something may still ask for it.
 void Connection::drain(Deadline deadline) {
   while (is_open() && !deadline.expired()) {
-    if (flush()) {
+    flush();
+    if (outbox_.has_left()) {
       if (!stream_->expect_room()) continue;
       pollfd room{stream_->write_descriptor(), POLLOUT, 0};
       poll(&room, 1, deadline.poll_ms());

@@ -119,6 +119,7 @@ class Connection final : public net::Source, public ReplyRoute {
   }
   uint64_t passed_bytes() const noexcept override { return received_bytes() + sent_bytes(); }
   bool expect_input() noexcept override { return stream_->expect_input(); }
+  void expect_no_input() noexcept override { stream_->expect_no_input(); }
   bool expect_room() noexcept override { return !stream_ || stream_->expect_room(); }
   bool pump(net::Role& role) noexcept override;
   bool flush() noexcept override;

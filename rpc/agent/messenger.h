@@ -182,6 +182,9 @@ class Messenger {
   // The functions that a worker said it has; empty before the first contact.
   virtual std::vector<wire::FunctionRecord> functions_of(int rank) const = 0;
 
+  // Memory for what is sent or was received, used again once it is let go: not initialised.
+  virtual Buffer allocate(size_t bytes) { return Buffer::allocate(bytes); }
+
   virtual MessengerCounters counters() const = 0;
   // Those that are open.
   virtual std::vector<Route> routes() const { return {}; }

@@ -149,7 +149,7 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
 
 Outbox::State Outbox::flush() {
   if (!has_left()) return State::kDone;
-  if (!mutex_.try_lock()) return State::kLeft;
+  if (!mutex_.try_lock()) return State::kDone;  // who has it looks after what it leaves
   const State state = flush_locked();
   mutex_.unlock();
   return state;

@@ -26,7 +26,8 @@ class Outbox {
   // no owner. Fills in the lengths of its header.
   State send(wire::OutFrame& frame);
 
-  // Writes on with what was kept. Does nothing when another thread is at it.
+  // Writes on with what was kept. Does nothing while another thread writes, which hears of what it
+  // leaves itself: kDone as well.
   State flush();
 
   // Calls that are over: what has not left of their requests is dropped, or copied where a part

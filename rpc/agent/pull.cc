@@ -40,16 +40,20 @@ bool Pull::is_large() const noexcept { return bytes_ >= kLargeBytes; }
 void Pull::run() {
   {
     const BusyTime others_read;
-    help();
+    read_from(true);
     const TimePoint end = Clock::now() + kPatience;
     while (left_.load(std::memory_order_acquire) > 1 && Clock::now() < end) net::cpu_relax();
   }
   leave();
 }
 
-void Pull::help() {
-  for (size_t i = next_.fetch_add(1); i < pieces_.size(); i = next_.fetch_add(1)) {
-    read(pieces_[i]);
+void Pull::help() { read_from(false); }
+
+// As many begin as there are pieces, so those from the front and those from the back do not meet.
+void Pull::read_from(bool front) {
+  while (begun_.fetch_add(1) < pieces_.size()) {
+    read(front ? pieces_[from_front_.fetch_add(1)]
+               : pieces_[pieces_.size() - 1 - from_back_.fetch_add(1)]);
     leave();
   }
 }

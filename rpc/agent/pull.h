@@ -16,6 +16,8 @@
 namespace farspan::agent {
 
 // Threading: run() by one thread, help() by others meanwhile or later; they share the pieces out.
+// The one begins at the front and the others at the back, since the system locks two mebibytes of
+// the sender's memory at a time.
 class Pull {
  public:
   // Called once, when nobody reads any more, by the thread that comes last.
@@ -37,6 +39,7 @@ class Pull {
     std::byte* to;
     size_t bytes;
   };
+  void read_from(bool front);
   void read(const Piece& piece) noexcept;
   bool does_mark_stand() const noexcept;
   void leave();
@@ -46,7 +49,7 @@ class Pull {
   const OnEnd on_end_;
   size_t bytes_ = 0;
   std::vector<Piece> pieces_;
-  std::atomic<size_t> next_{0};
+  std::atomic<size_t> begun_{0}, from_front_{0}, from_back_{0};  // pieces
   std::atomic<size_t> left_;  // pieces that are not read, and one for run()
   std::atomic<int> error_{0};
 };

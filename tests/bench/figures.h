@@ -93,11 +93,11 @@ inline constexpr std::array<TensorSize, 6> kTensorSizes{{{"4 KiB", 4UL << 10, 20
                                                          {"64 KiB", 64UL << 10, 2000},
                                                          {"1 MiB", 1UL << 20, 500},
                                                          {"16 MiB", 16UL << 20, 60},
-                                                         {"64 MiB", 64UL << 20, 20},
+                                                         {"64 MiB", 64UL << 20, 40},
                                                          {"256 MiB", 256UL << 20, 8}}};
 
 // The size of the tensor that is sent there and back.
-inline constexpr TensorSize kEcho{"64 MiB", 64UL << 20, 20};
+inline constexpr TensorSize kEcho{"64 MiB", 64UL << 20, 40};
 
 // "tensor 4 KiB shm" in gigabytes (10^9 bytes) per second, from the median time of a call.
 inline void report_tensor(const TensorSize& size, const std::string& transport,

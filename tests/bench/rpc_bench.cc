@@ -1,10 +1,12 @@
 // farspan's side of `./dev bench rpc`: tests/bench/README.md says what each case is.
-//   rpc_bench --transport shm|unix|tcp
+//   rpc_bench --transport shm|unix|tcp [--only PART_OF_CASE]
 #include <ATen/ATen.h>
 
 #include <cstring>
 #include <deque>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <farspan/farspan.h>
 
@@ -17,22 +19,56 @@ int64_t numel(const at::Tensor& x) { return x.numel(); }
 at::Tensor same(const at::Tensor& x) { return x; }
 FARSPAN_REGISTER(add, numel, same);
 
-constexpr size_t kWarmUp = 500, kCalls = 5000, kInFlightCalls = 100'000, kInFlight = 128;
+constexpr size_t kWarmUp = 500, kCalls = 20000, kInFlightCalls = 100'000, kInFlight = 128;
 
-void measure(const std::string& transport) {
-  const at::Tensor one = at::ones({1});
-  const auto small_call = [&] { farspan::rpc_sync("server", add, one, one); };
-  bench::times_of(kWarmUp, small_call);
-  const auto times = bench::times_of(kCalls, small_call);
-  bench::report("small call p50 " + transport, bench::median(times), "us");
-  if (transport != "tcp") {
-    bench::report("small call p99 " + transport, bench::percentile(times, 0.99), "us");
-    bench::report("small call after a pause p50 " + transport,
-                  bench::median(bench::times_after_pauses(bench::kCallsAfterPauses, small_call)),
-                  "us");
-    bench::report("calls per second 8 threads " + transport,
-                  bench::rate_of_threads(bench::kThreads, bench::kCallsOfThread, small_call),
-                  "calls/s");
+// One case after the other; with `only`, those whose names contain it.
+class Cases {
+ public:
+  Cases(std::string transport, std::string only)
+      : transport_(std::move(transport)), only_(std::move(only)) {}
+  void run();
+
+ private:
+  bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
+  bool wants_of_size(std::string what, const bench::TensorSize& size) const {
+    return wants(what.append(" ").append(size.name).append(" ").append(transport_));
+  }
+  template <class Measure>
+  void report(const std::string& what, const char* unit, Measure&& measure) const {
+    const std::string name = what + " " + transport_;
+    if (wants(name)) bench::report(name, measure(), unit);
+  }
+  void run_small_calls() const;
+  void run_many_calls() const;
+  void run_tensors() const;
+
+  const std::string transport_, only_;
+};
+
+void add_ones() {
+  static const at::Tensor one = at::ones({1});
+  farspan::rpc_sync("server", add, one, one);
+}
+
+void Cases::run_small_calls() const {
+  bench::times_of(kWarmUp, add_ones);
+  std::vector<double> times;
+  if (wants("small call p50 " + transport_) || wants("small call p99 " + transport_)) {
+    times = bench::times_of(kCalls, add_ones);
+  }
+  report("small call p50", "us", [&] { return bench::median(times); });
+  if (transport_ == "tcp") return;
+  report("small call p99", "us", [&] { return bench::percentile(times, 0.99); });
+  report("small call after a pause p50", "us", [] {
+    return bench::median(bench::times_after_pauses(bench::kCallsAfterPauses, add_ones));
+  });
+}
+
+void Cases::run_many_calls() const {
+  report("calls per second 8 threads", "calls/s",
+         [] { return bench::rate_of_threads(bench::kThreads, bench::kCallsOfThread, add_ones); });
+  report("calls per second 128 in flight", "calls/s", [] {
+    const at::Tensor one = at::ones({1});
     std::deque<farspan::Future<at::Tensor>> in_flight;
     const bench::Stopwatch stopwatch;
     for (size_t i = 0; i < kInFlightCalls; ++i) {
@@ -43,35 +79,45 @@ void measure(const std::string& transport) {
       }
     }
     for (const auto& call : in_flight) call.wait();
-    bench::report("calls per second 128 in flight " + transport,
-                  kInFlightCalls / (stopwatch.microseconds() / 1e6), "calls/s");
-  }
+    return kInFlightCalls / (stopwatch.microseconds() / 1e6);
+  });
+}
+
+void Cases::run_tensors() const {
   for (const bench::TensorSize& size : bench::kTensorSizes) {
+    if (!wants_of_size("tensor", size)) continue;
     const at::Tensor tensor = at::ones({static_cast<int64_t>(size.bytes)}, at::kByte);
     const auto send = [&] { farspan::rpc_sync("server", numel, tensor); };
     bench::times_of(3, send);
-    bench::report_tensor(size, transport, bench::times_of(size.calls, send));
+    bench::report_tensor(size, transport_, bench::times_of(size.calls, send));
   }
-  if (transport == "tcp") return;
+}
+
+void Cases::run() {
+  run_small_calls();
+  if (transport_ != "tcp") run_many_calls();
+  run_tensors();
+  if (transport_ == "tcp" || !wants_of_size("echo", bench::kEcho)) return;
   const at::Tensor tensor = at::ones({static_cast<int64_t>(bench::kEcho.bytes)}, at::kByte);
   const auto echo = [&] { farspan::rpc_sync("server", same, tensor); };
   bench::times_of(3, echo);
-  bench::report_echo(transport, bench::times_of(bench::kEcho.calls, echo));
+  bench::report_echo(transport_, bench::times_of(bench::kEcho.calls, echo));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3 || std::strcmp(argv[1], "--transport") != 0) {
-    std::fprintf(stderr, "usage: rpc_bench --transport shm|unix|tcp\n");
+  const bool has_only = argc == 5 && std::strcmp(argv[3], "--only") == 0;
+  if ((argc != 3 && !has_only) || std::strcmp(argv[1], "--transport") != 0) {
+    std::fprintf(stderr, "usage: rpc_bench --transport shm|unix|tcp [--only PART_OF_CASE]\n");
     return 2;
   }
-  const std::string transport = argv[2];
+  const std::string transport = argv[2], only = has_only ? argv[4] : "";
   farspan::spawn(2, [&](int rank, int) {
     farspan::WorkerOptions options;
     options.transports = {transport};
     farspan::init_rpc(rank == 0 ? "client" : "server", options);
-    if (rank == 0) measure(transport);
+    if (rank == 0) Cases(transport, only).run();
     farspan::shutdown();
   });
 }

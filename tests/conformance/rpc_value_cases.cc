@@ -66,6 +66,12 @@ FARSPAN_REGISTER_AS("same.named", same<Named>);
 FARSPAN_REGISTER_AS("same.mixed", same<Mixed>);
 FARSPAN_REGISTER_AS("same.model", same<Model>);
 FARSPAN_REGISTER_AS("same.tensor", same<Tensor>);
+// Of tensors that came, and kept for those that will.
+int64_t memory_of_tensors() {
+  const auto counters = current_worker().counters();
+  return static_cast<int64_t>(counters.received_memory + counters.idle_memory);
+}
+FARSPAN_REGISTER(memory_of_tensors);
 FARSPAN_REGISTER(sum_of_basket, basket_of, split, are_one, storage_bytes);
 
 // A value of each kind of tensor.
@@ -196,6 +202,16 @@ TEST_P(RpcSuite, StructsListsAndMapsTravelInsideEachOther) {
   const Named named_back = w0().rpc_sync("w1", same<Named>, named);
   ASSERT_EQ(named_back.size(), 2u);
   EXPECT_TRUE(at::equal(named_back.at("b"), named.at("b")));
+}
+
+TEST_P(RpcSuite, AnArgumentThatIsReturnedIsNotCopied) {
+  start();
+  if (!GetParam().real) GTEST_SKIP() << "simulated messengers have no memory of their own";
+  constexpr int64_t kBytes = 9 << 20;  // a size of this test's only
+  const Tensor x = at::ones({kBytes}, at::kByte);
+  const int64_t before = w0().rpc_sync("w1", memory_of_tensors);
+  EXPECT_TRUE(at::equal(w0().rpc_sync("w1", same<Tensor>, x), x));
+  EXPECT_LT(w0().rpc_sync("w1", memory_of_tensors) - before, 3 * kBytes / 2);
 }
 
 TEST_P(RpcSuite, ReferencesTravelInsideContainers) {

@@ -41,6 +41,7 @@ class ShmStream final : public Stream {
   IoResult read(const iovec* places, int count) noexcept override;
   IoResult write(const iovec* pieces, int count) noexcept override;
   bool expect_input() noexcept override;
+  void expect_no_input() noexcept override { in_.wait_no_more(); }
   bool expect_room() noexcept override;
   int read_descriptor() const noexcept override { return socket_.get(); }
   int write_descriptor() const noexcept override { return room_.descriptor(); }

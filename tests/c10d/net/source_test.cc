@@ -136,6 +136,36 @@ TEST(Source, NothingStaysUnreadAroundALease) {
   }
 }
 
+// The one's users put off the look at leases; what came for the other meanwhile is read all the
+// same.
+TEST(Source, ALeaseEndsWhileAnotherOneIsInUse) {
+  std::atomic<Promise<void>*> next{nullptr};
+  auto busy = std::make_shared<Mailbox>([&](uint64_t) { Promise<void>(*next.load()).set_value(); });
+  auto other = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(busy);
+  stopped.reactor.add(other);
+  const auto use = [&] {
+    Promise<void> promise;
+    next = &promise;
+    busy->post();
+    ASSERT_TRUE(
+        stopped.reactor.wait(*promise.future().state(), Deadline::after(seconds(10)), busy.get()));
+  };
+  uint64_t sent = 0;
+  const TimePoint end = Clock::now() + milliseconds(1'000);
+  while (Clock::now() < end) {
+    for (int i = 0; i < 300; ++i) use();
+    stopped.reactor.expect_answer(*other);  // nobody waits for it
+    other->post();
+    ++sent;
+    const TimePoint latest = Clock::now() + seconds(5);
+    while (other->received() < sent && Clock::now() < latest) use();
+    ASSERT_EQ(other->received(), sent);
+  }
+  EXPECT_GT(sent, 3u);
+}
+
 // Many threads wait on one source, each for a message of its own; whoever reads must not leave the
 // others asleep.
 TEST(Source, WhoFollowsIsNotForgotten) {

@@ -91,6 +91,14 @@ TEST(CrowdWatch, LooksOnceInAMillisecond) {
   EXPECT_TRUE(counts.empty());
 }
 
+TEST(CrowdWatch, SeesWhetherAProcessorIsIdle) {
+  CrowdWatch watch(next_count, 2);
+  counts = {1, 2, 3, 1};
+  std::vector<bool> found;
+  for (int look = 0; look < 4; ++look) found.push_back(watch.has_idle(at(look * 1ms)));
+  EXPECT_EQ(found, (std::vector<bool>{true, false, false, true}));
+}
+
 TEST(SpinPermit, LeavesACoreToTheOthers) {
   const auto cores = std::max(1u, std::thread::hardware_concurrency());
   std::deque<SpinPermit> permits;

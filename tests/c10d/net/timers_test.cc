@@ -102,6 +102,21 @@ TEST(Timers, ANudgeMakesTheDescriptorReadableOnce) {
   EXPECT_FALSE(readable(timers, 20));
 }
 
+TEST(Timers, AWatchIsMovedEarlierAndLater) {
+  Timers timers;
+  timers.watch(Clock::now() + hours(1));
+  EXPECT_FALSE(readable(timers, 10));
+  timers.watch(Clock::now() + milliseconds(1));
+  EXPECT_TRUE(readable(timers, 10'000));
+  timers.run_due();
+  EXPECT_FALSE(readable(timers, 10)) << "it is over";
+  timers.watch(Clock::now() + milliseconds(50));
+  timers.watch(Clock::now() + hours(1));
+  EXPECT_FALSE(readable(timers, 200));
+  timers.nudge(Clock::now() + milliseconds(1));
+  EXPECT_TRUE(readable(timers, 10'000)) << "a nudge is another matter";
+}
+
 TEST(Timers, FarAwayTimesAreKept) {
   Timers timers;
   timers.add(TimePoint::max(), [] { FAIL(); });

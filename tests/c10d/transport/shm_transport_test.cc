@@ -151,6 +151,16 @@ TEST(ShmStreamTest, OnlyWhoWaitsIsSignalled) {
   EXPECT_TRUE(ends.right->expect_input());
 }
 
+TEST(ShmStreamTest, WhoWaitsNoMoreIsNotSignalled) {
+  const Ends ends;
+  EXPECT_TRUE(ends.right->expect_input());
+  ends.right->expect_no_input();
+  ASSERT_EQ(send_byte(*ends.left), IoStatus::kOk);
+  EXPECT_FALSE(is_readable(*ends.right));
+  EXPECT_FALSE(ends.right->expect_input()) << "there is a byte";
+  EXPECT_EQ(read_byte(*ends.right), IoStatus::kOk);
+}
+
 TEST(ShmStreamTest, TheEndOfAProcessIsSeenThoughItSaysNothing) {
   const Ends ends;
   ASSERT_EQ(send_byte(*ends.left), IoStatus::kOk);
