@@ -35,7 +35,7 @@ class Cases {
   }
   template <class Measure>
   void report(const std::string& what, const char* unit, Measure&& measure) const {
-    const std::string name = what + " " + transport_;
+    const std::string name = std::string(what).append(" ").append(transport_);
     if (wants(name)) bench::report(name, measure(), unit);
   }
   void run_small_calls() const;

@@ -56,7 +56,7 @@ def source_of(program):
 
 def prints(source, case):
     """Whether a program has the name of a case, which is either whole there, or made of parts."""
-    name = re.sub(r" (world \d|shm|tcp)$", "", case)
+    name = re.sub(r"( world \d| shm| tcp|, \d+ \w+)$", "", case)
     if f'"{name}' in source:
         return True
     *first, number, unit = name.split()
