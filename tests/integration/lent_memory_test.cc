@@ -10,6 +10,9 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "rpc/init/launch.h"
@@ -34,9 +37,28 @@ Tensor exchange(const Tensor& x, int64_t seed) {
   ++checked;
   return pattern(seed + 1, x.numel());
 }
+int64_t numel(const Tensor& x) { return x.numel(); }
 std::vector<int64_t> findings() { return {checked, wrong}; }
+// What this process has grown by at its peak since it was last asked, in MiB.
+int64_t growth() {
+  static int64_t before = 0;
+  const auto mebibytes = [](const std::string& name) {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+      int64_t kibibytes = 0;
+      if (word == name && status >> kibibytes) return kibibytes >> 10;
+    }
+    throw std::runtime_error("/proc/self/status does not say " + name);
+  };
+  const int64_t grown = mebibytes("VmHWM:") - before;
+  before = mebibytes("VmRSS:");
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  return grown;
+}
+FARSPAN_REGISTER_AS("lent.growth", growth);
 FARSPAN_REGISTER_AS("lent.exchange", exchange);
 FARSPAN_REGISTER_AS("lent.findings", findings);
+FARSPAN_REGISTER_AS("lent.numel", numel);
 
 // The ways by which tensors go.
 struct Way {
@@ -96,6 +118,20 @@ int call_and_change() {
   return 0;
 }
 
+// Sends a large tensor and says what that has taken of both ends' memory.
+int send_large() {
+  init_rpc("caller", options_of_variables());
+  rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
+  const Tensor x = at::ones({256 << 20}, at::kByte);
+  growth();
+  rpc_sync("server", growth);
+  rpc_sync("server", CallOptions{kLong}, numel, x);
+  const int64_t there = rpc_sync("server", growth), here = growth();
+  shutdown();
+  std::printf("grown by %ld MiB here, %ld there\n", here, there);
+  return there >= 256 && there < 320 && here < 64 ? 0 : 1;
+}
+
 bool is_in(const Process& process, const std::string& text) {
   return process.output().find(text) != std::string::npos;
 }
@@ -138,6 +174,14 @@ TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
   RecordProperty("ended", end.output);
   std::printf("%s: %d stops; %s", kWays[GetParam()].name, stops,
               end.output.substr(end.output.find("done") + 5).c_str());
+}
+
+TEST_P(LentMemory, IsTheOnlyCopyOfATensorAtItsSender) {
+  Process& server = start("serve", 0, 2, 0);
+  const Process::End end = start("send_large", 1, 2, 0).wait(60s);
+  EXPECT_EQ(end.status, 0) << end.output;
+  EXPECT_THAT(end.output, HasSubstr("grown by "));
+  EXPECT_EQ(server.wait(60s).status, 0);
 }
 
 // Exchanges with all others until they are gone, and says what is left of them.
@@ -197,7 +241,10 @@ TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
 }  // namespace
 
 std::map<std::string, Role> lent_memory_roles() {
-  return {{"serve", serve}, {"call_and_change", call_and_change}, {"outlive", outlive}};
+  return {{"serve", serve},
+          {"call_and_change", call_and_change},
+          {"outlive", outlive},
+          {"send_large", send_large}};
 }
 
 }  // namespace farspan::testing
