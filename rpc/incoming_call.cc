@@ -107,9 +107,17 @@ void IncomingCall::throw_not_registered(uint64_t id) const {
       .advice("build both programs from the same sources");
 }
 
-void IncomingCall::reply(const Result& result) noexcept {
+void IncomingCall::reply(const Result& result) noexcept { reply(result, nullptr); }
+
+void IncomingCall::reply(std::shared_ptr<Result> result) noexcept {
+  const Result& own = *result;
+  const bool is_last = result.use_count() == 1 && !own.is_shared();
+  reply(own, is_last ? &result : nullptr);
+}
+
+void IncomingCall::reply(const Result& result, std::shared_ptr<Result>* last) noexcept {
   try {
-    send_result(result);
+    send_result(result, last);
   } catch (const BadValue& bad) {
     fail(bad.as_error("the result"));
   } catch (...) {
@@ -117,7 +125,8 @@ void IncomingCall::reply(const Result& result) noexcept {
   }
 }
 
-void IncomingCall::send_result(const Result& result) {
+// `last`: what keeps the result; it goes as soon as the message has what it needs of it.
+void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* last) {
   if (const Error* error = result.error()) return fail(*error);
   MetaBuilder builder;
   std::vector<Buffer> segments;
@@ -128,12 +137,13 @@ void IncomingCall::send_result(const Result& result) {
   guard_write([&] {
     auto payload = answer.initPayload();
     result.encode(payload.initValues(1)[0], writer);
+    if (last) last->reset();
     if (scope_) {
       Extensions extensions;
       worker_->interceptor()->before_reply(*scope_, request_.from(), writer.tensors(), extensions);
       if (!extensions.empty()) write_extensions(answer, extensions);
     }
-    write_tensors(payload, writer, Bulk::kCopyIfShared);
+    write_tensors(payload, writer, last ? Bulk::kCopyIfShared : Bulk::kCopyIfSharedByMore);
   });
   request_.reply(builder.finish(), std::move(segments));
   for (const auto& outcome : values.take_outcomes()) outcome(true);
@@ -155,7 +165,8 @@ void when_ready(IncomingCall call, const std::shared_ptr<Result>& result,
   });
 }
 
-void reply_when_ready(IncomingCall call, const std::shared_ptr<Result>& result) {
+void reply_when_ready(IncomingCall call, std::shared_ptr<Result> result) {
+  if (result->ready()) return call.reply(std::move(result));
   when_ready(std::move(call), result, [result](IncomingCall& ready) { ready.reply(*result); });
 }
 
@@ -164,8 +175,8 @@ void serve_calls(Worker& worker) {
     FreshThread fresh(worker);
     IncomingCall call(worker, std::move(request));
     try {
-      const std::shared_ptr<Result> result = call.run(nullptr);
-      reply_when_ready(std::move(call), result);
+      std::shared_ptr<Result> result = call.run(nullptr);
+      reply_when_ready(std::move(call), std::move(result));
     } catch (...) {
       call.fail(to_error(std::current_exception()));
     }

@@ -41,12 +41,16 @@ class IncomingCall {
 
   // Answers with the result, or with why it cannot travel.
   void reply(const Result& result) noexcept;
+  // The same for one that nobody needs after this: its tensors need not be copied, and those of
+  // shared memory are handed over.
+  void reply(std::shared_ptr<Result> result) noexcept;
   void fail(const Error& error) noexcept;
 
  private:
   const Function& function_of(uint64_t id);
   [[noreturn]] void throw_not_registered(uint64_t id) const;
-  void send_result(const Result& result);
+  void reply(const Result& result, std::shared_ptr<Result>* last) noexcept;
+  void send_result(const Result& result, std::shared_ptr<Result>* last);
 
   Worker* worker_;
   agent::Request request_;
@@ -62,7 +66,7 @@ void when_ready(IncomingCall call, const std::shared_ptr<Result>& result,
                 std::function<void(IncomingCall&)> fn);
 
 // Answers `call` with `result` as soon as that is ready.
-void reply_when_ready(IncomingCall call, const std::shared_ptr<Result>& result);
+void reply_when_ready(IncomingCall call, std::shared_ptr<Result> result);
 
 // Handles kCall and kBuiltinCall.
 void serve_calls(Worker& worker);

@@ -11,6 +11,9 @@
 // What can be called: functions registered in both programs (rpc/call/register.h), and LibTorch's
 // operators by schema name. What can be passed: c10d/values/codec.h. Arguments are borrowed: large
 // tensors must not change until the call has ended; one that does, in place, fails the call.
+// A tensor (or vector, or optional, of them) that is passed with std::move is given up instead; one
+// of empty_shared() then reaches a worker of the same host without a copy, however large it is, and
+// so does one that a function returns.
 //
 // Threading: any thread, many at once, also inside a function that another worker called. The free
 //            functions work on the thread's current worker (rpc/worker.h).
@@ -25,6 +28,7 @@
 #include <farspan/rpc/call/invoke.h>
 #include <farspan/rpc/call/register.h>
 #include <farspan/rpc/outgoing_call.h>
+#include <farspan/rpc/shared_tensor.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {

@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
@@ -33,8 +35,8 @@ SharedMemory::SharedMemory(OwnedDescriptor descriptor, size_t bytes)
   bytes_ = {static_cast<std::byte*>(place), bytes};
 }
 
-SharedMemory SharedMemory::create(size_t bytes) {
-  OwnedDescriptor descriptor(memfd_create("farspan", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+SharedMemory SharedMemory::create(size_t bytes, const std::string& name) {
+  OwnedDescriptor descriptor(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (descriptor.get() < 0) throw no_memory("memfd_create");
   if (ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) throw no_memory("ftruncate");
   if (fcntl(descriptor.get(), F_ADD_SEALS, kSizeIsFixed | F_SEAL_SEAL) != 0) {
@@ -51,6 +53,14 @@ SharedMemory SharedMemory::open(OwnedDescriptor descriptor, size_t bytes) {
     throw Error(Code::kCorrupt, "what came is not the shared memory that was announced");
   }
   return SharedMemory(std::move(descriptor), bytes);
+}
+
+bool SharedMemory::is_called(const std::string& name, const OwnedDescriptor& descriptor) {
+  const std::string link = "/proc/self/fd/" + std::to_string(descriptor.get());
+  std::array<char, 256> target;  // the system's names are shorter
+  const ssize_t length = readlink(link.c_str(), target.data(), target.size());
+  return length > 0 && std::string_view(target.data(), static_cast<size_t>(length)) ==
+                           "/memfd:" + name + " (deleted)";
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

@@ -1,14 +1,13 @@
 #include <ATen/DimVector.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
+#include <farspan/c10d/values/buffer_tensor.h>
 #include <farspan/c10d/values/dtype.h>
 #include <farspan/c10d/values/sparse_parts.h>
 #include <farspan/c10d/values/tensor_codec.h>
@@ -19,7 +18,7 @@ namespace {
 using schema::Layout;
 
 constexpr unsigned kMaxDims = 64;
-// What vector instructions like, and what the receive pool gives.
+// What vector instructions like, and what a memory pool gives.
 constexpr size_t kAlignment = 64;
 
 [[noreturn]] void corrupt(const std::string& what) { throw_corrupt_tensor(what); }
@@ -121,25 +120,12 @@ class TensorReader {
                          const at::DimVector& strides) {
     if (segment.size() > kMaxInlineBytes && segment.owner() &&
         reinterpret_cast<uintptr_t>(segment.data()) % kAlignment == 0) {
-      return adopt(segment, shape, dtype, strides);
+      return tensor_over(segment, shape.sizes, strides, dtype);
     }
     at::Tensor tensor(strides.empty() ? at::detail::empty_cpu(shape.sizes, dtype)
                                       : at::detail::empty_strided_cpu(shape.sizes, strides, dtype));
     std::memcpy(tensor.mutable_data_ptr(), segment.data(), segment.size());
     return tensor;
-  }
-
-  static at::Tensor adopt(const Buffer& segment, const Shape& shape, at::ScalarType dtype,
-                          const at::DimVector& strides) {
-    at::TensorMaker maker = at::for_blob(segment.data(), shape.sizes);
-    if (!strides.empty()) maker.strides(strides);
-    return maker
-        .context(new Buffer(segment), [](void* buffer) { delete static_cast<Buffer*>(buffer); })
-        .options(at::TensorOptions(dtype))
-        .target_device(at::kCPU)
-        .allocator(c10::GetCPUAllocator())
-        .resizeable_storage()
-        .make_tensor();
   }
 
   at::Tensor read_sparse(schema::TensorDesc::Reader desc) {

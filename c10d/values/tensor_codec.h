@@ -22,14 +22,16 @@ namespace farspan {
 
 // What becomes of large tensors' bytes, which may still be read after write_tensors() returned.
 enum class Bulk {
-  kShare,         // the segment refers to the tensor's storage and keeps it alive
-  kCopyIfShared,  // the same, unless somebody but the Writer and one more holder can change it
+  kShare,               // the segment refers to the tensor's storage and keeps it alive
+  kCopyIfShared,        // the same, unless somebody but the Writer can change it
+  kCopyIfSharedByMore,  // the same, unless somebody but the Writer and one more holder can
 };
 
 // Describes the Writer's tensors in the payload and appends their bytes to its segments. Up to
 // kMaxInlineBytes a segment has no owner: the tensors must stay alive and unchanged until the
 // message was sent. Larger segments keep the storage alive; it must stay unchanged until they are
-// released; `borrowed`, if any, hears which these are.
+// released; `borrowed`, if any, hears which these are. Of a large tensor that nobody but the Writer
+// has, the segment takes the storage over, and the Writer's is gone.
 //   throws  Error kInvalidArgument: a tensor that does not travel, with the reason
 void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk = Bulk::kShare,
                    BorrowedTensors* borrowed = nullptr);

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include <farspan/c10d/values/buffer_tensor.h>
 #include <farspan/c10d/values/dtype.h>
 #include <farspan/c10d/values/tensor_codec.h>
 
@@ -21,9 +22,8 @@ using schema::Layout;
   throw Error(Code::kInvalidArgument, what + " cannot travel").advice(advice);
 }
 
-// The references that a result has when nobody but its holder knows it: the holder's and the
-// Writer's.
-constexpr size_t kOwnReferences = 2;
+// The references that a tensor has when nobody else can change it.
+size_t own_references(Bulk bulk) noexcept { return bulk == Bulk::kCopyIfSharedByMore ? 2 : 1; }
 
 class TensorWriter {
  public:
@@ -32,6 +32,8 @@ class TensorWriter {
 
   // Whether a segment refers to the storage of what was written since this was last called.
   bool has_shared() noexcept { return std::exchange(shared_, false); }
+  // Whether a segment took the storage over of the one that was written since this was last called.
+  bool has_taken() noexcept { return std::exchange(taken_, false); }
 
   void write(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
     if (!tensor.defined()) return;  // that is what an empty description says
@@ -114,15 +116,21 @@ class TensorWriter {
     out.setSegment(static_cast<uint32_t>(segments_.size()));
     if (size <= kMaxInlineBytes) {
       segments_.push_back(Buffer::borrowed(bytes, size));
-    } else if (bulk_ == Bulk::kCopyIfShared &&
-               (storage.use_count() > 1 || tensor.use_count() > kOwnReferences)) {
+    } else if (bulk_ != Bulk::kShare &&
+               (storage.use_count() > 1 || tensor.use_count() > own_references(bulk_))) {
       segments_.push_back(scope_ ? scope_->allocate(size) : Buffer::allocate(size));
       std::memcpy(segments_.back().data(), bytes, size);
     } else {
-      segments_.emplace_back(const_cast<std::byte*>(bytes), size,
-                             std::make_shared<c10::Storage>(storage));
-      shared_ = true;
+      taken_ = tensor.use_count() == 1 && storage.use_count() == 1;
+      shared_ = !taken_;
+      segments_.emplace_back(const_cast<std::byte*>(bytes), size, owner_of(storage));
     }
+  }
+
+  // The buffer's own, where one is all there is below the storage.
+  std::shared_ptr<void> owner_of(const c10::Storage& storage) const {
+    const Buffer* const buffer = taken_ ? buffer_under(storage) : nullptr;
+    return buffer ? buffer->owner() : std::make_shared<c10::Storage>(storage);
   }
 
   static const std::byte* bytes_of(const at::Tensor& tensor) {
@@ -163,13 +171,14 @@ class TensorWriter {
   ValueScope* const scope_;
   const Bulk bulk_;
   bool shared_ = false;
+  bool taken_ = false;
 };
 
 }  // namespace
 
 void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk,
                    BorrowedTensors* borrowed) {
-  const TensorList& tensors = writer.tensors();
+  TensorList& tensors = writer.tensors();
   if (tensors.empty()) return;
   guard_write([&] {
     auto list = payload.initTensors(static_cast<unsigned>(tensors.size()));
@@ -177,6 +186,7 @@ void write_tensors(schema::Payload::Builder payload, Writer& writer, Bulk bulk,
     for (unsigned i = 0; i < list.size(); ++i) {
       tensor_writer.write(tensors[i], list[i]);
       if (tensor_writer.has_shared() && borrowed) borrowed->add(tensors[i], i);
+      if (tensor_writer.has_taken()) tensors[i].reset();
     }
   });
 }

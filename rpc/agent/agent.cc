@@ -135,7 +135,9 @@ PeerRecord PeerRecord::from_text(const std::string& text) {
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       instance_(wire::InstanceId::random()),
-      pool_(net::ReceivePool::make()),
+      pool_(net::MemoryPool::make()),
+      shared_blocks_(std::make_shared<net::SharedBlocks>()),
+      shared_pool_(net::MemoryPool::make({}, shared_blocks_)),
       reactor_(options_.reactor),
       loop_(std::make_shared<net::Loop>(reactor_.timers())) {
   if (wire::encode(hello()).size() > kGreetingLimits.max_meta_bytes) {
@@ -146,6 +148,7 @@ Agent::Agent(AgentOptions options)
   }
   make_transports();
   pool_->shrink_by(&reactor_.timers());
+  shared_pool_->shrink_by(&reactor_.timers());
   reactor_.add(loop_);
   for (auto& transport : transports_) {
     listeners_.push_back(transport->listen(
@@ -232,6 +235,7 @@ void Agent::stop() {
   loop_->close();
   reactor_.remove(*loop_);
   pool_->shrink_by(nullptr);
+  shared_pool_->shrink_by(nullptr);
   reactor_.stop();
 }
 
@@ -359,9 +363,12 @@ MessengerCounters Agent::counters() const {
   counters.polls_that_found = reactor.spin_hits;
   counters.polls_in_vain = reactor.spin_misses;
   counters.polling = reactor.spin_time;
-  const net::ReceivePoolCounters pool = pool_->counters();
+  const net::MemoryPoolCounters pool = pool_->counters();
   counters.received_memory = pool.used_bytes;
   counters.idle_memory = pool.idle_bytes;
+  const net::MemoryPoolCounters shared_pool = shared_pool_->counters();
+  counters.shared_memory = shared_pool.used_bytes;
+  counters.idle_shared_memory = shared_pool.idle_bytes;
   counters.bytes_sent = closed_sent_bytes_.load();
   counters.bytes_received = closed_received_bytes_.load();
   MutexLock lock(mutex_);
@@ -371,6 +378,7 @@ MessengerCounters Agent::counters() const {
       counters.connections += line->is_open();
       counters.in_flight += line->calls_in_flight();
       counters.offered_memory += line->offered_bytes();
+      counters.handed_over_memory += line->handed_over_bytes();
       counters.requests_sent += line->requests_sent();
       counters.requests_received += line->requests_received();
       counters.bytes_sent += line->sent_bytes();

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/memory_pool.h>
 #include <farspan/c10d/net/reactor.h>
-#include <farspan/c10d/net/receive_pool.h>
+#include <farspan/c10d/net/shared_blocks.h>
 #include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/agent/connection.h>
 #include <farspan/rpc/agent/greeting.h>
@@ -79,6 +80,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::shared_ptr<const void> watch(int rank) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
   Buffer allocate(size_t bytes) override { return pool_->allocate(bytes); }
+  Buffer allocate_shared(size_t bytes) override { return shared_pool_->allocate(bytes); }
   MessengerCounters counters() const override;
   std::vector<Route> routes() const override;
 
@@ -120,7 +122,9 @@ class Agent final : public Messenger, private ConnectionOwner {
 
   const AgentOptions options_;
   const wire::InstanceId instance_;
-  const std::shared_ptr<net::ReceivePool> pool_;
+  const std::shared_ptr<net::MemoryPool> pool_;
+  const std::shared_ptr<net::SharedBlocks> shared_blocks_;
+  const std::shared_ptr<net::MemoryPool> shared_pool_;  // of shared_blocks_
   net::Reactor reactor_;
   const std::shared_ptr<net::Loop> loop_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;  // the last one is loopback

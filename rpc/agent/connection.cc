@@ -40,7 +40,8 @@ bool is_counted(const wire::FrameHeader& header) noexcept {
 }
 
 bool is_about_offers(wire::Kind kind) noexcept {
-  return kind == wire::Kind::kTaken || kind == wire::Kind::kAsk || kind == wire::Kind::kBytes;
+  return kind == wire::Kind::kTaken || kind == wire::Kind::kAsk || kind == wire::Kind::kBytes ||
+         kind == wire::Kind::kReturned;
 }
 
 }  // namespace
@@ -72,7 +73,8 @@ Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo
     : reactor_(reactor),
       owner_(owner),
       peer_(std::move(peer)),
-      options_(options),
+      options_(std::move(options)),
+      offers_(options_.shared_blocks),
       heartbeat_(options.silence_timeout) {}
 
 Connection::~Connection() = default;
@@ -128,6 +130,7 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   const uint64_t offered = offer(frame);
   const uint64_t id = pending_.add(handler, deadline, bytes, offered);
   if (waits) make_room();  // for the next one, now that this one counts
+  if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
   if (id == 0) {
     offers_.withdraw(offered);
     return handler->on_error(why_closed());
@@ -152,7 +155,8 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
 void Connection::recall(std::vector<uint64_t> requests) {
   if (!outbox_.has_left()) return;
   const Outbox::GivenUp given_up = outbox_.give_up(std::move(requests));
-  requests_sent_.fetch_sub(given_up.dropped, std::memory_order_relaxed);
+  requests_sent_.fetch_sub(given_up.dropped.size(), std::memory_order_relaxed);
+  offers_.take_back_unsent(given_up.dropped);
   if (given_up.broken) close_broken();
   make_room();
   if (flush()) reactor_.flush_when_writable(*this);  // others may have left it to this thread
@@ -381,6 +385,7 @@ void Connection::count_received(const wire::FrameHeader& request) noexcept {
 void Connection::close(const Error& why) {
   std::deque<Waiting> waiting;
   std::unordered_map<uint64_t, wire::InFrame> asked;
+  std::shared_ptr<net::MappedBlocks> mapped_blocks;
   bool was_open = false;
   {
     MutexLock lock(mutex_);
@@ -390,6 +395,7 @@ void Connection::close(const Error& why) {
     waiting.swap(waiting_for_room_);
     waiting_calls_.store(0);
     asked.swap(asked_);
+    mapped_blocks = mapped_blocks_;
   }
   if (was_open) {
     reactor_.remove(*this);
@@ -397,6 +403,7 @@ void Connection::close(const Error& why) {
   }
   outbox_.close();
   offers_.close();
+  if (mapped_blocks) mapped_blocks->close();
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
   end_calls(pending_.close(), why, [self = self(), why] { self->owner_.on_closed(self, why); });
@@ -512,6 +519,7 @@ Route Connection::route() const {
   route.bytes_sent = sent_bytes();
   route.bytes_received = received_bytes();
   route.bytes_read = read_bytes_.load();
+  route.bytes_handed_over = mapped_bytes_.load();
   MutexLock lock(mutex_);
   route.transport = stream_ ? stream_->describe() : "none";
   route.refused = refused_;

@@ -14,7 +14,9 @@
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
+#include <farspan/c10d/net/mapped_blocks.h>
 #include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/net/shared_blocks.h>
 #include <farspan/c10d/transport/transport.h>
 #include <farspan/rpc/agent/greeting.h>
 #include <farspan/rpc/agent/heartbeat.h>
@@ -44,7 +46,8 @@ struct ConnectionOptions {
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of requests, see wait_for_room()
   Millis silence_timeout{30'000};                      // of a peer, see Heartbeat
   CrossMemoryAttach cross_memory_attach = CrossMemoryAttach::kAllowed;
-  uint64_t offer_bytes = uint64_t{64} << 10;  // segments from this size on
+  uint64_t offer_bytes = uint64_t{64} << 10;                   // segments from this size on
+  std::shared_ptr<net::SharedBlocks> shared_blocks = nullptr;  // that may be handed over
 };
 
 // Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.
@@ -111,6 +114,7 @@ class Connection final : public net::Source, public ReplyRoute {
   uint64_t sent_bytes() const noexcept { return outbox_.sent_bytes(); }
   uint64_t received_bytes() const noexcept { return received_.load(std::memory_order_relaxed); }
   uint64_t offered_bytes() const noexcept { return offers_.bytes(); }
+  uint64_t handed_over_bytes() const noexcept { return offers_.handed_over(); }
 
   // net::Source
   int descriptor() const noexcept override { return stream_->read_descriptor(); }
@@ -152,6 +156,7 @@ class Connection final : public net::Source, public ReplyRoute {
   bool ends_last() noexcept;
   void close_ended();
   void pull(wire::InFrame&& frame);
+  void map_blocks(wire::InFrame& frame);
   void on_pulled(wire::InFrame frame, int error);
   void on_offer(wire::InFrame&& frame);
   void on_bytes(wire::InFrame&& frame);
@@ -194,12 +199,14 @@ class Connection final : public net::Source, public ReplyRoute {
   PendingCalls pending_;
   Outbox outbox_;
   Offers offers_;
-  std::atomic<bool> may_offer_{false};  // as far as is known
-  std::atomic<uint64_t> read_bytes_{0};
+  std::atomic<bool> may_offer_{false};      // as far as is known
+  std::atomic<bool> may_hand_over_{false};  // likewise
+  std::atomic<uint64_t> read_bytes_{0}, mapped_bytes_{0};
 
   // Set by open(), constant after it; the reader belongs to the holder of the role.
-  bool attaches_ = false;       // offers are agreed on
-  pid_t readable_process_ = 0;  // the peer's; 0: its memory cannot be read
+  bool attaches_ = false;                             // offers are agreed on
+  pid_t readable_process_ = 0;                        // the peer's; 0: its memory cannot be read
+  std::shared_ptr<net::MappedBlocks> mapped_blocks_;  // null: its memory cannot be read
   std::unique_ptr<transport::Stream> stream_;
   std::unique_ptr<wire::FrameReader> reader_;
 

@@ -46,9 +46,17 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
       why_not_read_ = "its process cannot be told from others";
     } else {
       readable_process_ = process;
+      mapped_blocks_ = net::MappedBlocks::make(
+          process, reactor_.timers(), [weak = weak_from_this()](uint64_t block) {
+            const auto strong = weak.lock();
+            if (!strong) return;
+            auto& line = static_cast<Connection&>(*strong);
+            line.send_about_offer(wire::Kind::kReturned, block, 0);
+          });
     }
   }
   may_offer_.store(readable_process_ != 0);  // until it says that it cannot read this one's
+  may_hand_over_.store(peer.features & wire::kMapsBlocks);
 }
 
 // Once it is open. An ASK for no offer says that nothing offered could be read.
@@ -88,7 +96,8 @@ void Connection::stop_offering(uint64_t error) {
 }
 
 uint64_t Connection::offer(wire::OutFrame& frame) {
-  return may_offer_.load(std::memory_order_relaxed) ? offers_.make(frame, options_.offer_bytes) : 0;
+  if (!may_offer_.load(std::memory_order_relaxed)) return 0;
+  return offers_.make(frame, options_.offer_bytes, may_hand_over_.load(std::memory_order_relaxed));
 }
 
 // What is about offers has the offer's id for a request's.
@@ -112,12 +121,17 @@ void Connection::pull(wire::InFrame&& frame) {
   if (readable_process_ == 0) return on_pulled(std::move(frame), ESRCH);
   std::shared_ptr<Pull> pull;
   try {
+    if (!frame.handed_over.empty()) map_blocks(frame);
     pull = std::make_shared<Pull>(readable_process_, std::move(frame),
                                   [self = self()](wire::InFrame pulled, int error) {
                                     self->on_pulled(std::move(pulled), error);
                                   });
   } catch (const std::bad_alloc&) {
     close(Error(Code::kOverloaded, "no memory to read what it offers"));
+  } catch (const Error& why) {
+    close(why);
+  }
+  if (!pull) {
     if (ends_last()) close_ended();
     return;
   }
@@ -125,11 +139,34 @@ void Connection::pull(wire::InFrame&& frame) {
   pull->run();
 }
 
+// A block that cannot be mapped here is read like any other memory.
+//   throws  Error kCorrupt, kOverloaded: its line must end
+void Connection::map_blocks(wire::InFrame& frame) {
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (!frame.is_handed_over(i)) continue;
+    wire::HandedOver& place = frame.handed_over[i];
+    Buffer& segment = frame.segments[i];
+    try {
+      const net::BlockName block{place.block, place.block_bytes,
+                                 static_cast<int>(place.descriptor)};
+      segment = mapped_blocks_->map(block, place.offset, segment.size());
+      mapped_bytes_.fetch_add(segment.size());
+    } catch (const Error& why) {
+      if (why.code() == Code::kCorrupt) throw;
+      log(LogLevel::kDebug, "agent",
+          "a block of worker '" + peer_.name + "' is copied: " + why.what());
+      segment = mapped_blocks_->copy_for(place.block, Buffer::allocate(segment.size()));
+      place.block = 0;
+    }
+  }
+}
+
 void Connection::on_pulled(wire::InFrame frame, int error) {
   const uint64_t id = frame.offer.id;
   if (error == 0) {
     for (size_t i = 0; i < frame.segments.size(); ++i) {
-      if (frame.offered[i] != 0) read_bytes_.fetch_add(frame.segments[i].size());
+      if (frame.offered[i] == 0 || frame.is_handed_over(i)) continue;
+      read_bytes_.fetch_add(frame.segments[i].size());
     }
     send_about_offer(wire::Kind::kTaken, id, 0);
     hand_on_whole(std::move(frame));
@@ -149,6 +186,7 @@ void Connection::on_offer(wire::InFrame&& frame) {
     offers_.withdraw(id);
     return make_room();
   }
+  if (frame.header.kind == wire::Kind::kReturned) return offers_.take_back(id);
   if (frame.header.kind == wire::Kind::kBytes) return on_bytes(std::move(frame));
   uint64_t error = 0;
   if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
@@ -185,7 +223,8 @@ void Connection::on_bytes(wire::InFrame&& bytes) {
 
 void Connection::hand_on_whole(wire::InFrame&& frame) {
   frame.offer = {};
-  frame.header.flags &= static_cast<uint16_t>(~wire::kOffered);
+  frame.handed_over.clear();
+  frame.header.flags &= static_cast<uint16_t>(~(wire::kOffered | wire::kHandsOver));
   hand_on(std::move(frame));
 }
 

@@ -29,7 +29,7 @@ wire::Hello Agent::hello() const {
   hello.host = net::host_name();
   hello.functions = options_.functions;
   if (options_.connection.cross_memory_attach != CrossMemoryAttach::kForbidden) {
-    hello.features |= wire::kReadsOffers;
+    hello.features |= wire::kReadsOffers | wire::kMapsBlocks;
   }
   hello.probe = reinterpret_cast<uintptr_t>(&instance_);
   return hello;
@@ -43,7 +43,9 @@ std::unique_ptr<wire::FrameReader> Agent::new_reader() const {
 
 std::shared_ptr<Connection> Agent::new_line(const WorkerInfo& peer) {
   ConnectionOwner& owner = *this;
-  return std::make_shared<Connection>(reactor_, owner, peer, options_.connection);
+  ConnectionOptions options = options_.connection;
+  options.shared_blocks = shared_blocks_;
+  return std::make_shared<Connection>(reactor_, owner, peer, std::move(options));
 }
 
 std::shared_ptr<Connection> Agent::line_to(int rank) {

@@ -117,6 +117,9 @@ struct MessengerCounters {
   // Memory of tensors that have come: of those that live, and kept for those that come.
   uint64_t received_memory = 0, idle_memory = 0;
   uint64_t offered_memory = 0;  // of tensors that others may be reading: kept until they have
+  // Of empty_shared(): of those that live here or were given to others, and kept for new ones; of
+  // the former, what others have now.
+  uint64_t shared_memory = 0, idle_shared_memory = 0, handed_over_memory = 0;
 };
 
 using TimerId = uint64_t;
@@ -184,6 +187,11 @@ class Messenger {
 
   // Memory for what is sent or was received, used again once it is let go: not initialised.
   virtual Buffer allocate(size_t bytes) { return Buffer::allocate(bytes); }
+
+  // The same, where other processes of this host can map it: what is sent of it and kept by nobody
+  // here arrives there without a copy.
+  //   throws  Error kOverloaded: no descriptors or memory left
+  virtual Buffer allocate_shared(size_t bytes) { return Buffer::allocate(bytes); }
 
   virtual MessengerCounters counters() const = 0;
   // Those that are open.

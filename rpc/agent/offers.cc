@@ -1,5 +1,6 @@
 #include <farspan/rpc/agent/offers.h>
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
@@ -13,9 +14,12 @@ uint64_t random_word() {
 
 }  // namespace
 
-Offers::Offers() : first_mark_(random_word()) {}
+Offers::Offers(std::shared_ptr<net::SharedBlocks> blocks)
+    : blocks_(std::move(blocks)), first_mark_(random_word()) {}
 
-uint64_t Offers::make(wire::OutFrame& frame, uint64_t from) {
+uint64_t Offers::make(wire::OutFrame& frame, uint64_t from, bool hand_over) {
+  std::vector<wire::HandedOver> blocks;
+  if (hand_over && blocks_) blocks = blocks_of(frame, from);
   Kept kept;
   uint64_t bytes = 0;
   for (const Buffer& segment : frame.segments) {
@@ -34,10 +38,60 @@ uint64_t Offers::make(wire::OutFrame& frame, uint64_t from) {
   frame.offered_from = from;
   frame.header.flags |= wire::kOffered;
   kept_.emplace(id, std::move(kept));
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].block == 0) continue;
+    frame.header.flags |= wire::kHandsOver;
+    away_.emplace(blocks[i].block, Away{frame.segments[i], id});
+    handed_over_.fetch_add(frame.segments[i].size());
+  }
+  frame.handed_over = std::move(blocks);
   count_.fetch_add(1);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
   made_.fetch_add(1, std::memory_order_relaxed);
   return id;
+}
+
+// Empty: none is handed over. A segment that owns its block itself, and alone, is all there is of
+// it here; one whose owner is something else, a tensor's storage, may not be.
+std::vector<wire::HandedOver> Offers::blocks_of(const wire::OutFrame& frame, uint64_t from) const {
+  std::vector<wire::HandedOver> blocks;
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    const Buffer& segment = frame.segments[i];
+    if (segment.size() < from || segment.owner().use_count() != 1) continue;
+    const auto place = blocks_->find(segment.data());
+    if (!place || segment.owner().get() != segment.data() - place->offset) continue;
+    blocks.resize(frame.segments.size());
+    const auto& [block, offset] = *place;
+    blocks[i] = {block.id, block.bytes, static_cast<uint64_t>(block.descriptor), offset};
+  }
+  return blocks;
+}
+
+void Offers::belongs_to(uint64_t request, uint64_t id) {
+  if (handed_over_.load() == 0) return;
+  MutexLock lock(mutex_);
+  for (auto& [block, away] : away_) {
+    if (away.offer == id) away.request = request;
+  }
+}
+
+void Offers::take_back(uint64_t block) noexcept {
+  AllAway::node_type back;
+  MutexLock lock(mutex_);
+  back = away_.extract(block);
+  if (!back.empty()) handed_over_.fetch_sub(back.mapped().segment.size());
+}
+
+void Offers::take_back_unsent(std::span<const uint64_t> requests) noexcept {
+  AllAway back;
+  if (requests.empty() || handed_over_.load() == 0) return;
+  MutexLock lock(mutex_);
+  for (auto next = away_.begin(); next != away_.end();) {
+    const auto at = next++;
+    if (std::ranges::find(requests, at->second.request) == requests.end()) continue;
+    handed_over_.fetch_sub(at->second.segment.size());
+    back.insert(away_.extract(at));
+  }
 }
 
 void Offers::withdraw(uint64_t id) noexcept {
@@ -60,11 +114,16 @@ std::vector<Buffer> Offers::segments_of(uint64_t id) const {
 
 void Offers::close() noexcept {
   std::unordered_map<uint64_t, Kept> all;
+  AllAway away;
   {
     MutexLock lock(mutex_);
     closed_ = true;
     all.swap(kept_);
+    away.swap(away_);
+    handed_over_.store(0);
   }
+  // Nobody will say that the peer does not use them any more.
+  for (const auto& [block, one] : away) blocks_->abandon(one.segment.data());
   for (auto& [id, kept] : all) release(std::move(kept));
 }
 

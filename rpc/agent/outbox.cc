@@ -46,6 +46,7 @@ std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
     to = put(to, &address, sizeof address);
   }
   if (offers) to = put(to, &frame.offer, sizeof frame.offer);
+  to = put(to, frame.handed_over.data(), sizeof(wire::HandedOver) * frame.handed_over.size());
   return put_padded(to, frame.meta.data(), frame.meta.size());
 }
 
@@ -191,7 +192,7 @@ Outbox::GivenUp Outbox::give_up(std::vector<uint64_t> requests) {
         piece.request != 0 && std::binary_search(requests.begin(), requests.end(), piece.request);
     if (is_over && piece.is_first && piece.done == 0) {
       dropping = piece.request;
-      ++given_up.dropped;
+      given_up.dropped.push_back(piece.request);
     }
     if (is_over && piece.request == dropping) {
       left_bytes_.fetch_sub(piece.buffer.size());

@@ -33,8 +33,8 @@ class Outbox {
   // Calls that are over: what has not left of their requests is dropped, or copied where a part
   // has, since the memory of their arguments may change from now on.
   struct GivenUp {
-    uint64_t dropped = 0;  // requests
-    bool broken = false;   // no memory for a copy: the stream must end
+    std::vector<uint64_t> dropped;  // requests of which nothing will ever leave
+    bool broken = false;            // no memory for a copy: the stream must end
   };
   GivenUp give_up(std::vector<uint64_t> requests);
 

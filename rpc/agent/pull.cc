@@ -24,7 +24,7 @@ constexpr std::chrono::microseconds kPatience{200};
 Pull::Pull(pid_t process, wire::InFrame frame, OnEnd on_end)
     : process_(process), frame_(std::move(frame)), on_end_(std::move(on_end)) {
   for (size_t i = 0; i < frame_.segments.size(); ++i) {
-    if (frame_.offered[i] == 0) continue;
+    if (frame_.offered[i] == 0 || frame_.is_handed_over(i)) continue;
     const Buffer& segment = frame_.segments[i];
     bytes_ += segment.size();
     for (size_t at = 0; at < segment.size(); at += kPieceBytes) {

@@ -1,6 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Pull: the offered segments of one frame, read out of the sender's memory.
+// Pull: the offered segments of one frame, read out of the sender's memory; but those that were
+// handed over.
 #pragma once
 
 #include <sys/types.h>

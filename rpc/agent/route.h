@@ -27,6 +27,7 @@ struct Route {
   std::string why_not_read;          // the reason, where one of the two does not work
   uint64_t bytes_sent = 0, bytes_received = 0;  // over the transport
   uint64_t bytes_read = 0;                      // out of its memory
+  uint64_t bytes_handed_over = 0;               // of tensors that came without a copy
 };
 
 }  // namespace farspan

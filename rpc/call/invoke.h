@@ -4,11 +4,15 @@
 // reading the result.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <farspan/c10d/values/codec_simple.h>
 #include <farspan/rpc/call/registry.h>
@@ -52,6 +56,13 @@ T read_argument(const Function& function, Arguments& arguments, size_t index) {
   }
 }
 
+template <class T>
+inline constexpr bool kIsTensors = std::is_same_v<T, at::Tensor>;
+template <class T>
+inline constexpr bool kIsTensors<std::vector<T>> = kIsTensors<T>;
+template <class T>
+inline constexpr bool kIsTensors<std::optional<T>> = kIsTensors<T>;
+
 template <class P, class A>
 void write_argument(const Function& function, schema::Value::Builder out, size_t index,
                     A&& argument, Writer& writer) {
@@ -59,6 +70,8 @@ void write_argument(const Function& function, schema::Value::Builder out, size_t
     // Binds to the argument itself when it has the parameter's type; else to what it converts to.
     const P& value = std::forward<A>(argument);
     Codec<P>::write(out, value, writer);
+    // Tensors that the caller gives up are the writer's alone from here on.
+    if constexpr (kIsTensors<P> && std::is_same_v<A, P>) P given_up(std::move(argument));
   } catch (const BadValue& bad) {
     throw_bad_argument(function, index, bad);
   }

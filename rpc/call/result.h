@@ -30,6 +30,8 @@ class Result {
   virtual bool ready() const noexcept { return true; }
   // Runs `fn` when ready: at once, or in the thread that makes it so. It must not throw.
   virtual void on_ready(std::function<void()> fn) const { fn(); }
+  // Whether others may have the value, too.
+  virtual bool is_shared() const noexcept { return false; }
   // When ready: why there is no value; else null.
   virtual const Error* error() const noexcept { return nullptr; }
 
@@ -128,6 +130,7 @@ class FutureResult final : public Result {
   explicit FutureResult(Future<T> future) : future_(std::move(future)) {}
 
   bool ready() const noexcept override { return future_.ready(); }
+  bool is_shared() const noexcept override { return true; }
   void on_ready(std::function<void()> fn) const override { future_.on_ready(std::move(fn)); }
   const Error* error() const noexcept override {
     return future_.has_error() ? &future_.error() : nullptr;

@@ -24,14 +24,16 @@ inline constexpr uint32_t kMagic = 0x4e505346;  // "FSPN"
 inline constexpr uint8_t kVersion = 1;
 
 enum Flag : uint16_t {
-  kReply = 1 << 0,    // answers the request with the same id
-  kFailed = 1 << 1,   // with kReply: the meta is an error
-  kOneWay = 1 << 2,   // no reply is expected
-  kOffered = 1 << 3,  // some segments stay with the sender, to be read out of its memory
+  kReply = 1 << 0,      // answers the request with the same id
+  kFailed = 1 << 1,     // with kReply: the meta is an error
+  kOneWay = 1 << 2,     // no reply is expected
+  kOffered = 1 << 3,    // some segments stay with the sender, to be read out of its memory
+  kHandsOver = 1 << 4,  // with kOffered: some of these can be mapped, and are the receiver's then
 };
 
 // Features of Hello.
 inline constexpr uint64_t kReadsOffers = 1 << 0;  // frames with kOffered may be sent to it
+inline constexpr uint64_t kMapsBlocks = 1 << 1;   // and frames with kHandsOver
 
 // Bytes [0, 48) of a frame.
 struct FrameHeader {
@@ -60,6 +62,16 @@ struct Offer {
 };
 static_assert(sizeof(Offer) == 24);
 
+// With kHandsOver, behind the offer, one for each segment: the block of the sender's shared memory
+// that it lies in, which is the receiver's until it says that it has let go of it.
+struct HandedOver {
+  uint64_t block = 0;  // its id; 0: this segment is not handed over
+  uint64_t block_bytes = 0;
+  uint64_t descriptor = 0;  // of the sender's process
+  uint64_t offset = 0;      // of the segment in it
+};
+static_assert(sizeof(HandedOver) == 32);
+
 constexpr uint64_t padded(uint64_t bytes) noexcept { return (bytes + 7) & ~uint64_t{7}; }
 
 // A frame to be sent. Meta and segments without an owner are borrowed until send() returns; those
@@ -68,8 +80,9 @@ struct OutFrame {
   FrameHeader header;  // the lengths are filled in by the sender
   std::span<const std::byte> meta;
   std::vector<Buffer> segments;
-  Offer offer;                         // with kOffered
-  uint64_t offered_from = UINT64_MAX;  // segments that have an owner and are so large are offered
+  Offer offer;                          // with kOffered
+  uint64_t offered_from = UINT64_MAX;   // segments that have an owner and are so large are offered
+  std::vector<HandedOver> handed_over;  // with kHandsOver: as many as segments
 
   bool is_offered(const Buffer& segment) const noexcept {
     return segment.size() >= offered_from && segment.owner() != nullptr;
@@ -78,7 +91,7 @@ struct OutFrame {
     const bool offers = header.flags & kOffered;
     return sizeof(FrameHeader) +
            (offers ? 16 * segments.size() + sizeof(Offer) : 8 * segments.size()) +
-           padded(meta.size());
+           sizeof(HandedOver) * handed_over.size() + padded(meta.size());
   }
   // Of what travels, and with what is offered.
   uint64_t wire_bytes() const noexcept {
@@ -95,15 +108,19 @@ struct OutFrame {
 };
 
 // A frame that was received: all its bytes are here but those that are offered, and lengths have
-// been checked against limits.
+// been checked against limits. There is no memory yet for a segment that is handed over.
 struct InFrame {
   FrameHeader header;
   Buffer meta;                   // 8-byte aligned
   std::vector<Buffer> segments;  // large ones from the receive pool, 64-byte aligned
   Offer offer;
-  std::vector<uint64_t> offered;  // with kOffered: the address of each segment; 0: it is here
+  std::vector<uint64_t> offered;        // with kOffered: the address of each segment; 0: it is here
+  std::vector<HandedOver> handed_over;  // with kHandsOver: of each segment
 
   bool is_reply() const noexcept { return header.flags & kReply; }
+  bool is_handed_over(size_t segment) const noexcept {
+    return !handed_over.empty() && handed_over[segment].block != 0;
+  }
   bool failed() const noexcept { return header.flags & kFailed; }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -112,7 +113,9 @@ bool FrameReader::parse_head() {
   check(header, limits_);
   const bool offers = header.flags & kOffered;
   Table table{nullptr, header.segment_count, offers};
-  const size_t offer_bytes = offers ? sizeof(Offer) : 0;
+  const bool hands_over = offers && (header.flags & kHandsOver);
+  const size_t handed_over_bytes = hands_over ? sizeof(HandedOver) * header.segment_count : 0;
+  const size_t offer_bytes = (offers ? sizeof(Offer) : 0) + handed_over_bytes;
   const size_t head_bytes = sizeof(FrameHeader) + table.size() + offer_bytes + header.meta_bytes;
   if (slab_left() < head_bytes) {
     make_room(head_bytes);
@@ -122,8 +125,9 @@ bool FrameReader::parse_head() {
   const std::byte* const behind = table.bytes + table.size();
   const size_t inline_bytes = check_segments(table);
   const Buffer block = Buffer::allocate(header.meta_bytes + inline_bytes);
-  if (offers) std::memcpy(&frame_.offer, behind, offer_bytes);
+  if (offers) std::memcpy(&frame_.offer, behind, sizeof(Offer));
   if (offers && frame_.offer.id == 0) throw corrupt("an offer without an id");
+  if (hands_over) read_handed_over(table, behind + sizeof(Offer));
   if (header.meta_bytes > 0) {
     std::memcpy(block.data(), behind + offer_bytes, header.meta_bytes);
   }
@@ -133,6 +137,22 @@ bool FrameReader::parse_head() {
   begin_ += head_bytes;
   in_frame_ = true;
   return true;
+}
+
+void FrameReader::read_handed_over(const Table& table, const std::byte* from) {
+  frame_.handed_over.resize(table.count);
+  if (table.count > 0)
+    std::memcpy(frame_.handed_over.data(), from, sizeof(HandedOver) * table.count);
+  for (uint32_t i = 0; i < table.count; ++i) {
+    const HandedOver& one = frame_.handed_over[i];
+    if (one.block == 0) continue;
+    const bool is_inside = one.offset <= one.block_bytes &&
+                           table.length(i) <= one.block_bytes - one.offset &&
+                           one.descriptor <= std::numeric_limits<int>::max();
+    if (table.address(i) == 0 || table.length(i) <= kInlineSegment || !is_inside) {
+      throw corrupt("a segment is handed over that is not in its block");
+    }
+  }
 }
 
 // The segments that travel must be exactly the payload; those that are offered are limited alike.
@@ -161,7 +181,9 @@ void FrameReader::plan_segments(const Table& table, const Buffer& inline_space) 
   frame_.segments.reserve(table.count);
   for (uint32_t i = 0; i < table.count; ++i) {
     const uint64_t length = table.length(i);
-    if (length <= kInlineSegment) {
+    if (frame_.is_handed_over(i)) {
+      frame_.segments.push_back(Buffer(nullptr, length, nullptr));
+    } else if (length <= kInlineSegment) {
       frame_.segments.push_back(inline_space.slice(used, length));
       used += padded(length);
     } else {

@@ -40,6 +40,7 @@ class FrameReader {
   // The entries of a segment table.
   struct Table;
   size_t check_segments(const Table& table) const;
+  void read_handed_over(const Table& table, const std::byte* from);
   void plan_segments(const Table& table, const Buffer& inline_space);
   bool fill_from_slab();
   size_t slab_left() const noexcept { return end_ - begin_; }

@@ -20,6 +20,7 @@ enum class Kind : uint8_t {
   kTaken = 0x07,
   kAsk = 0x08,
   kBytes = 0x09,
+  kReturned = 0x0a,
   // 0x10 to 0x1f: calls.
   kCall = 0x10,
   kBuiltinCall = 0x11,
@@ -57,6 +58,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "ask";
     case Kind::kBytes:
       return "bytes";
+    case Kind::kReturned:
+      return "returned";
     case Kind::kCall:
       return "call";
     case Kind::kBuiltinCall:

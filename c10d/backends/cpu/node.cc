@@ -40,7 +40,7 @@ Node::Node(int rank, int world_size)
           net::ReactorOptions{.threads = 2, .name = "farspan-node"})),
       loop_(std::make_shared<net::Loop>(reactor_->timers())),
       post_(std::make_shared<Post>(reactor_, loop_)),
-      scratch_(net::ReceivePool::make({.max_idle_bytes = kIdleScratch})) {
+      scratch_(net::MemoryPool::make({.max_idle_bytes = kIdleScratch})) {
   scratch_->shrink_by(&reactor_->timers());
 }
 

@@ -19,7 +19,7 @@
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
-#include <farspan/c10d/net/receive_pool.h>
+#include <farspan/c10d/net/memory_pool.h>
 #include <farspan/c10d/store/store.h>
 
 namespace farspan::dist::cpu {
@@ -48,7 +48,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Post& post() noexcept { return *post_; }
   const Tuning& tuning() const noexcept { return addresses_.front().tuning; }
   // What collectives between hosts need beside the tensors, used again while it is warm.
-  net::ReceivePool& scratch() noexcept { return *scratch_; }
+  net::MemoryPool& scratch() noexcept { return *scratch_; }
 
   // The team of a group's ranks on this host. The first of them makes its memory, and the others
   // get it from that one, once it has come as well.
@@ -116,7 +116,7 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<net::Reactor> reactor_;
   const std::shared_ptr<net::Loop> loop_;
   const std::shared_ptr<Post> post_;
-  const std::shared_ptr<net::ReceivePool> scratch_;
+  const std::shared_ptr<net::MemoryPool> scratch_;
   std::unique_ptr<net::Loop::Listening> listening_;
   std::string host_socket_;
 

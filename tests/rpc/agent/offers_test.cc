@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include <farspan/c10d/net/memory_pool.h>
 #include <farspan/rpc/agent/pull.h>
 
 #include "rpc/wire/frame_bytes.h"
@@ -31,6 +32,86 @@ wire::OutFrame frame_of(std::vector<Buffer> segments) {
 
 uint64_t standing(const wire::Offer& offer) {
   return reinterpret_cast<const std::atomic<uint64_t>*>(offer.mark_address)->load();
+}
+
+class HandedOver : public ::testing::Test {
+ protected:
+  Buffer block(uint64_t bytes = kFrom) { return pool_->allocate(bytes); }
+
+  const std::shared_ptr<net::SharedBlocks> blocks_ = std::make_shared<net::SharedBlocks>();
+  const std::shared_ptr<net::MemoryPool> pool_ = net::MemoryPool::make({}, blocks_);
+  Offers offers_{blocks_};
+};
+
+TEST_F(HandedOver, WhatHasABlockToItselfIsThePeersUntilItComesBack) {
+  const Buffer kept = block(), on_heap = Buffer::copy_of(pattern(kFrom));
+  const Buffer lent = block();
+  const Buffer wrapped(lent.data(), lent.size(), std::make_shared<Buffer>(lent));
+  auto frame = frame_of({block(), kept, on_heap, block(kFrom - 1), wrapped});
+  const auto place = *blocks_->find(frame.segments[0].data());
+  const uint64_t id = offers_.make(frame, kFrom, true);
+  EXPECT_TRUE(frame.header.flags & wire::kHandsOver);
+  ASSERT_EQ(frame.handed_over.size(), 5u);
+  EXPECT_EQ(frame.handed_over[0].block, place.block.id);
+  EXPECT_EQ(frame.handed_over[0].block_bytes, place.block.bytes);
+  EXPECT_EQ(frame.handed_over[0].descriptor, static_cast<uint64_t>(place.block.descriptor));
+  EXPECT_EQ(frame.handed_over[0].offset, 0u);
+  EXPECT_EQ(frame.handed_over[1].block, 0u) << "somebody else has it, too";
+  EXPECT_EQ(frame.handed_over[2].block, 0u) << "no shared memory";
+  EXPECT_EQ(frame.handed_over[3].block, 0u) << "too small";
+  EXPECT_EQ(frame.handed_over[4].block, 0u) << "its owner may have lent it elsewhere, too";
+  EXPECT_EQ(offers_.handed_over(), kFrom);
+  EXPECT_EQ(offers_.segments_of(id).size(), 4u) << "who cannot map it gets it otherwise";
+  frame.segments.clear();
+
+  const uint64_t used = pool_->counters().used_bytes;
+  offers_.withdraw(id);
+  EXPECT_EQ(pool_->counters().used_bytes, used) << "it is not this process's any more";
+  offers_.take_back(place.block.id + 1);
+  offers_.take_back(place.block.id);
+  EXPECT_LT(pool_->counters().used_bytes, used);
+  EXPECT_GT(pool_->counters().idle_bytes, 0u);
+  EXPECT_EQ(offers_.handed_over(), 0u);
+  offers_.take_back(place.block.id);  // again: nothing
+}
+
+TEST_F(HandedOver, NothingIsWhereThePeerDoesNotKnowOfIt) {
+  auto frame = frame_of({block()});
+  EXPECT_NE(offers_.make(frame, kFrom), 0u);
+  EXPECT_FALSE(frame.header.flags & wire::kHandsOver);
+  EXPECT_TRUE(frame.handed_over.empty());
+  auto heap_only = frame_of({Buffer::copy_of(pattern(kFrom))});
+  EXPECT_NE(offers_.make(heap_only, kFrom, true), 0u);
+  EXPECT_FALSE(heap_only.header.flags & wire::kHandsOver);
+  EXPECT_TRUE(heap_only.handed_over.empty());
+}
+
+TEST_F(HandedOver, WhatNeverLeftComesBackWithItsRequest) {
+  std::vector<uint64_t> ids;
+  for (const uint64_t request : {11, 12, 13}) {
+    auto frame = frame_of({block(), block()});
+    ids.push_back(offers_.make(frame, kFrom, true));
+    offers_.belongs_to(request, ids.back());
+  }
+  offers_.withdraw(ids[0]);
+  offers_.withdraw(ids[2]);
+  EXPECT_EQ(offers_.handed_over(), 6 * kFrom);
+  const uint64_t unsent[] = {13, 11};
+  offers_.take_back_unsent(unsent);
+  EXPECT_EQ(offers_.handed_over(), 2 * kFrom);
+  EXPECT_GT(pool_->counters().idle_bytes, 0u);
+}
+
+TEST_F(HandedOver, WhatThePeerStillHasIsNotUsedAgain) {
+  auto frame = frame_of({block()});
+  const auto place = *blocks_->find(frame.segments[0].data());
+  offers_.make(frame, kFrom, true);
+  frame.segments.clear();
+  offers_.close();
+  EXPECT_EQ(offers_.handed_over(), 0u);
+  EXPECT_EQ(pool_->counters().used_bytes, 0u);
+  EXPECT_EQ(pool_->counters().idle_bytes, 0u);
+  EXPECT_NE(blocks_->find(block().data())->block.id, place.block.id);
 }
 
 TEST(Offers, KeepsWhatIsLargeAndHasAnOwnerUntilItIsWithdrawn) {

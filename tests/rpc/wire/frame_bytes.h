@@ -63,7 +63,8 @@ struct RawFrame {
   Bytes meta = {};                     // a multiple of 8 bytes
   std::vector<Bytes> segments = {};    // not padded
   std::vector<uint64_t> lengths = {};  // when they are not the segments' own
-  // With flag 8: the addresses of the segments, 0 for those that travel; id, mark's address, mark.
+  // With flag 8: the addresses of the segments, 0 for those that travel; id, mark's address, mark;
+  // with flag 16 also block, size, descriptor and offset of each.
   std::vector<uint64_t> addresses = {};
   std::vector<uint64_t> offer = {};
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 #include "rpc/wire/frame_bytes.h"
@@ -130,6 +131,58 @@ TEST(FrameReader, SaysWhereOfferedSegmentsLieAndReadsTheOthers) {
     EXPECT_EQ(reading.frames()[1].offer.id, 0u);
     EXPECT_TRUE(reading.frames()[1].offered.empty());
   }
+}
+
+constexpr size_t kHandedOver = 1;
+
+// The second segment changes hands; `place`: block, size, descriptor, offset.
+RawFrame handing_over(std::array<uint64_t, 4> place) {
+  RawFrame frame = offering_frame();
+  frame.flags |= 16;
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    for (const uint64_t number : place) frame.offer.push_back(i == kHandedOver ? number : 0);
+  }
+  return frame;
+}
+
+TEST(FrameReader, SaysWhichBlocksChangeHands) {
+  const RawFrame frame = handing_over({55, 1 << 20, 9, 4096});
+  const Bytes stream = to_bytes(frame);
+  for (const size_t most : {size_t{1}, size_t{1000}, stream.size()}) {
+    Reading reading;
+    reading.feed(stream, most);
+    ASSERT_EQ(reading.frames().size(), 1u);
+    const wire::InFrame& got = reading.frames()[0];
+    EXPECT_EQ(got.offer.mark, 0xabcdu);
+    EXPECT_TRUE(same(got.meta.span(), frame.meta));
+    for (size_t i = 0; i < frame.segments.size(); ++i) {
+      EXPECT_EQ(got.is_handed_over(i), i == kHandedOver);
+    }
+    EXPECT_EQ(got.handed_over[kHandedOver].block, 55u);
+    EXPECT_EQ(got.handed_over[kHandedOver].block_bytes, 1u << 20);
+    EXPECT_EQ(got.handed_over[kHandedOver].descriptor, 9u);
+    EXPECT_EQ(got.handed_over[kHandedOver].offset, 4096u);
+    EXPECT_EQ(got.segments[kHandedOver].size(), frame.segments[kHandedOver].size());
+    EXPECT_EQ(got.segments[kHandedOver].data(), nullptr) << "it needs no memory of this process";
+  }
+}
+
+TEST(FrameReader, ABlockMustHoldItsSegment) {
+  const uint64_t size = offering_frame().segments[kHandedOver].size();
+  const auto outcome = [](RawFrame frame) { return Reading().error_of(to_bytes(frame)); };
+  EXPECT_FALSE(outcome(handing_over({55, size, 9, 0})));
+  for (const std::array<uint64_t, 4>& place : {std::array<uint64_t, 4>{55, size - 1, 9, 0},
+                                               {55, size, 9, 1},
+                                               {55, size, 9, UINT64_MAX},
+                                               {55, UINT64_MAX, 9, UINT64_MAX},
+                                               {55, size, uint64_t{1} << 31, 0}}) {
+    const auto error = outcome(handing_over(place));
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), Code::kCorrupt);
+  }
+  RawFrame frame = handing_over({55, size, 9, 0});
+  frame.addresses[kHandedOver] = 0;
+  EXPECT_EQ(outcome(frame)->code(), Code::kCorrupt) << "it is not offered";
 }
 
 TEST(FrameReader, LimitsWhatIsOffered) {

@@ -13,7 +13,7 @@
 #include <farspan/c10d/backends/cpu/tuning.h>
 #include <farspan/c10d/base/buffer.h>
 #include <farspan/c10d/group/backend.h>
-#include <farspan/c10d/net/receive_pool.h>
+#include <farspan/c10d/net/memory_pool.h>
 
 namespace farspan::dist::cpu::hosts {
 
@@ -22,7 +22,7 @@ struct Hosts {
   Team& team;  // the ranks of this host
   const Layout& layout;
   const Tuning& tuning;
-  net::ReceivePool& scratch;
+  net::MemoryPool& scratch;
   Channel channel;
 };
 

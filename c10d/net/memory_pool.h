@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// ReceivePool: memory for large tensors that come in, used again while it is warm. Copying into
-// fresh pages costs several times as much as into pages that have been touched.
+// MemoryPool: memory for large tensors, used again while it is warm. Copying into fresh pages costs
+// several times as much as into pages that have been touched.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <farspan/c10d/base/buffer.h>
@@ -17,12 +18,26 @@
 
 namespace farspan::net {
 
-struct ReceivePoolOptions {
+struct MemoryPoolOptions {
   size_t max_idle_bytes = size_t{1} << 30;
   std::chrono::milliseconds keep{10'000};  // what is idle for longer goes back to the system
 };
 
-struct ReceivePoolCounters {
+// Where a pool gets its blocks.
+//
+// Threading: every method from any thread.
+class BlockMemory {
+ public:
+  virtual ~BlockMemory() = default;
+  // 64-byte aligned, page-aligned from 1 MiB.
+  //   throws  std::bad_alloc
+  virtual void* make(size_t bytes) = 0;
+  virtual void free(void* block, size_t bytes) noexcept = 0;
+  // False: it is not to be used again.
+  virtual bool may_keep(void*) noexcept { return true; }
+};
+
+struct MemoryPoolCounters {
   size_t used_bytes = 0;          // in tensors that live
   size_t idle_bytes = 0;          // kept for those that come
   uint64_t reused = 0, made = 0;  // blocks given out
@@ -33,13 +48,15 @@ struct ReceivePoolCounters {
 // gives way. A block returns when the last Buffer over it goes, from whatever thread.
 //
 // Threading: every method from any thread. Lifetime: buffers may outlive the pool's maker.
-class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
+class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
-  static std::shared_ptr<ReceivePool> make(ReceivePoolOptions options = {});
-  ~ReceivePool();
+  //   memory  null: the heap
+  static std::shared_ptr<MemoryPool> make(MemoryPoolOptions options = {},
+                                          std::shared_ptr<BlockMemory> memory = nullptr);
+  ~MemoryPool();
 
   // 64-byte aligned (page-aligned from 1 MiB), not initialised.
-  //   throws  std::bad_alloc
+  //   throws  std::bad_alloc, or what the memory throws
   Buffer allocate(size_t bytes);
 
   // Gives idle memory back to the system.
@@ -48,14 +65,19 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   // is used after this.
   void shrink_by(Timers* timers);
 
-  ReceivePoolCounters counters() const noexcept;
+  MemoryPoolCounters counters() const noexcept;
 
  private:
-  explicit ReceivePool(ReceivePoolOptions options) : options_(options) {}
-  void give_back(void* block, size_t size_class) noexcept;
-  bool keep_locked(void* block, size_t size_class, std::vector<void*>& dropped)
-      FARSPAN_REQUIRES(mutex_);
-  bool make_room_locked(size_t bytes, std::vector<void*>& dropped) FARSPAN_REQUIRES(mutex_);
+  MemoryPool(MemoryPoolOptions options, std::shared_ptr<BlockMemory> memory)
+      : options_(options), memory_(std::move(memory)) {}
+  struct Block {
+    void* place;
+    size_t size_class;
+  };
+  void give_back(Block block) noexcept;
+  void free(Block block) noexcept;
+  bool keep_locked(Block block, std::vector<Block>& dropped) FARSPAN_REQUIRES(mutex_);
+  bool make_room_locked(size_t bytes, std::vector<Block>& dropped) FARSPAN_REQUIRES(mutex_);
   void look_later_locked(TimePoint idle_since) FARSPAN_REQUIRES(mutex_);
   void drop_unused() noexcept;
 
@@ -68,7 +90,8 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
     std::vector<Idle> blocks;  // the one that is idle for longest first
     uint64_t last_use = 0;
   };
-  const ReceivePoolOptions options_;
+  const MemoryPoolOptions options_;
+  const std::shared_ptr<BlockMemory> memory_;
   std::atomic<size_t> idle_bytes_{0}, used_bytes_{0};
   std::atomic<uint64_t> reused_{0}, made_{0};
   Mutex mutex_;

@@ -1,4 +1,4 @@
-#include <farspan/c10d/net/receive_pool.h>
+#include <farspan/c10d/net/memory_pool.h>
 
 #include <sys/mman.h>
 
@@ -29,24 +29,32 @@ size_t bytes_of(size_t size_class) noexcept {
   return (size_t{1} << power) + quarter * (size_t{1} << (power - 2));
 }
 
-void* new_block(size_t bytes) {
-  const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : bytes >= kHugePage / 2 ? 4096 : 64;
-  void* block = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (!block) throw std::bad_alloc();
-  if (alignment == kHugePage)
-    madvise(block, bytes, MADV_HUGEPAGE);  // a wish; its first touch is dear
-  return block;
-}
+class Heap final : public BlockMemory {
+ public:
+  void* make(size_t bytes) override {
+    const size_t alignment = bytes >= 2 * kHugePage   ? kHugePage
+                             : bytes >= kHugePage / 2 ? 4096
+                                                      : 64;
+    void* block = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (!block) throw std::bad_alloc();
+    if (alignment == kHugePage)
+      madvise(block, bytes, MADV_HUGEPAGE);  // a wish; its first touch is dear
+    return block;
+  }
+  void free(void* block, size_t) noexcept override { std::free(block); }
+};
 
 }  // namespace
 
-std::shared_ptr<ReceivePool> ReceivePool::make(ReceivePoolOptions options) {
-  return std::shared_ptr<ReceivePool>(new ReceivePool(options));
+std::shared_ptr<MemoryPool> MemoryPool::make(MemoryPoolOptions options,
+                                             std::shared_ptr<BlockMemory> memory) {
+  if (!memory) memory = std::make_shared<Heap>();
+  return std::shared_ptr<MemoryPool>(new MemoryPool(options, std::move(memory)));
 }
 
-ReceivePool::~ReceivePool() { trim(); }
+MemoryPool::~MemoryPool() { trim(); }
 
-Buffer ReceivePool::allocate(size_t bytes) {
+Buffer MemoryPool::allocate(size_t bytes) {
   const size_t size_class = class_of(bytes);
   if (size_class >= kClasses) throw std::bad_alloc();
   void* block = nullptr;
@@ -61,42 +69,46 @@ Buffer ReceivePool::allocate(size_t bytes) {
     }
   }
   (block ? reused_ : made_).fetch_add(1, std::memory_order_relaxed);
-  if (!block) block = new_block(bytes_of(size_class));
+  if (!block) block = memory_->make(bytes_of(size_class));
   used_bytes_.fetch_add(bytes_of(size_class), std::memory_order_relaxed);
   std::shared_ptr<void> owner(block, [pool = shared_from_this(), size_class](void* returned) {
-    pool->give_back(returned, size_class);
+    pool->give_back({returned, size_class});
   });
   return Buffer(static_cast<std::byte*>(block), bytes, std::move(owner));
 }
 
-void ReceivePool::give_back(void* block, size_t size_class) noexcept {
-  used_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
-  std::vector<void*> dropped;  // freed outside the lock: large blocks go back to the system
+void MemoryPool::free(Block block) noexcept {
+  memory_->free(block.place, bytes_of(block.size_class));
+}
+
+void MemoryPool::give_back(Block block) noexcept {
+  used_bytes_.fetch_sub(bytes_of(block.size_class), std::memory_order_relaxed);
+  std::vector<Block> dropped;  // freed outside the lock: large blocks go back to the system
   bool kept = false;
   try {
     MutexLock lock(mutex_);
-    kept = keep_locked(block, size_class, dropped);
+    kept = memory_->may_keep(block.place) && keep_locked(block, dropped);
   } catch (const std::bad_alloc&) {
     kept = false;  // no memory to remember it by
   }
-  if (!kept) std::free(block);
-  for (void* other : dropped) std::free(other);
+  if (!kept) free(block);
+  for (const Block& other : dropped) free(other);
 }
 
-bool ReceivePool::keep_locked(void* block, size_t size_class, std::vector<void*>& dropped) {
-  Shelf& shelf = idle_[size_class];
+bool MemoryPool::keep_locked(Block block, std::vector<Block>& dropped) {
+  Shelf& shelf = idle_[block.size_class];
   shelf.last_use = ++uses_;
   if (shelf.blocks.size() == shelf.blocks.capacity())
     shelf.blocks.reserve(2 * shelf.blocks.size() + 1);
-  if (!make_room_locked(bytes_of(size_class), dropped)) return false;
+  if (!make_room_locked(bytes_of(block.size_class), dropped)) return false;
   const TimePoint now = Clock::now();
   if (!will_look_) look_later_locked(now);
-  idle_bytes_.fetch_add(bytes_of(size_class), std::memory_order_relaxed);
-  shelf.blocks.push_back({block, now});
+  idle_bytes_.fetch_add(bytes_of(block.size_class), std::memory_order_relaxed);
+  shelf.blocks.push_back({block.place, now});
   return true;
 }
 
-void ReceivePool::look_later_locked(TimePoint idle_since) {
+void MemoryPool::look_later_locked(TimePoint idle_since) {
   if (!timers_) return;
   timers_->add(idle_since + options_.keep, [weak = weak_from_this()] {
     if (const auto pool = weak.lock()) pool->drop_unused();
@@ -104,16 +116,16 @@ void ReceivePool::look_later_locked(TimePoint idle_since) {
   will_look_ = true;
 }
 
-void ReceivePool::shrink_by(Timers* timers) {
+void MemoryPool::shrink_by(Timers* timers) {
   MutexLock lock(mutex_);
   timers_ = timers;
   will_look_ = false;
   if (idle_bytes_.load() > 0) look_later_locked(Clock::now());
 }
 
-void ReceivePool::drop_unused() noexcept {
+void MemoryPool::drop_unused() noexcept {
   const TimePoint latest = Clock::now() - options_.keep;
-  std::vector<Idle> dropped;
+  std::vector<Block> dropped;
   try {
     MutexLock lock(mutex_);
     will_look_ = false;
@@ -122,7 +134,9 @@ void ReceivePool::drop_unused() noexcept {
       std::vector<Idle>& blocks = idle_[size_class].blocks;
       const auto left = std::find_if(blocks.begin(), blocks.end(),
                                      [&](const Idle& idle) { return idle.since > latest; });
-      dropped.insert(dropped.end(), blocks.begin(), left);
+      for (auto idle = blocks.begin(); idle != left; ++idle) {
+        dropped.push_back({idle->block, size_class});
+      }
       idle_bytes_.fetch_sub(static_cast<size_t>(left - blocks.begin()) * bytes_of(size_class),
                             std::memory_order_relaxed);
       blocks.erase(blocks.begin(), left);
@@ -132,38 +146,38 @@ void ReceivePool::drop_unused() noexcept {
   } catch (const std::bad_alloc&) {
     // The next block that comes back has another look taken.
   }
-  for (const Idle& idle : dropped) std::free(idle.block);
+  for (const Block& block : dropped) free(block);
 }
 
-ReceivePoolCounters ReceivePool::counters() const noexcept {
+MemoryPoolCounters MemoryPool::counters() const noexcept {
   return {used_bytes_.load(std::memory_order_relaxed), idle_bytes_.load(std::memory_order_relaxed),
           reused_.load(std::memory_order_relaxed), made_.load(std::memory_order_relaxed)};
 }
 
-bool ReceivePool::make_room_locked(size_t bytes, std::vector<void*>& dropped) {
+bool MemoryPool::make_room_locked(size_t bytes, std::vector<Block>& dropped) {
   if (bytes > options_.max_idle_bytes) return false;
   while (idle_bytes_.load(std::memory_order_relaxed) + bytes > options_.max_idle_bytes) {
     Shelf* oldest = nullptr;
     for (Shelf& shelf : idle_) {
       if (!shelf.blocks.empty() && (!oldest || shelf.last_use < oldest->last_use)) oldest = &shelf;
     }
-    dropped.push_back(oldest->blocks.front().block);
-    oldest->blocks.erase(oldest->blocks.begin());
     const auto size_class = static_cast<size_t>(oldest - idle_.data());
+    dropped.push_back({oldest->blocks.front().block, size_class});
+    oldest->blocks.erase(oldest->blocks.begin());
     idle_bytes_.fetch_sub(bytes_of(size_class), std::memory_order_relaxed);
   }
   return true;
 }
 
-void ReceivePool::trim() noexcept {
+void MemoryPool::trim() noexcept {
   std::array<Shelf, kClasses> idle;
   {
     MutexLock lock(mutex_);
     idle.swap(idle_);
     idle_bytes_.store(0, std::memory_order_relaxed);
   }
-  for (const Shelf& shelf : idle) {
-    for (const Idle& one : shelf.blocks) std::free(one.block);
+  for (size_t size_class = 0; size_class < kClasses; ++size_class) {
+    for (const Idle& one : idle[size_class].blocks) free({one.block, size_class});
   }
 }
 

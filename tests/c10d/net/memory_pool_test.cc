@@ -1,5 +1,5 @@
-// The rules under test: c10d/net/receive_pool.h.
-#include <farspan/c10d/net/receive_pool.h>
+// The rules under test: c10d/net/memory_pool.h.
+#include <farspan/c10d/net/memory_pool.h>
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -13,12 +13,12 @@
 namespace farspan::testing {
 namespace {
 
-using net::ReceivePool;
+using net::MemoryPool;
 
 constexpr size_t kMiB = 1 << 20;
 
-TEST(ReceivePool, GivesWhatWasAskedForAligned) {
-  const auto pool = ReceivePool::make();
+TEST(MemoryPool, GivesWhatWasAskedForAligned) {
+  const auto pool = MemoryPool::make();
   for (const size_t size :
        {size_t{1}, size_t{4096}, size_t{4097}, size_t{16385}, kMiB - 1, kMiB, kMiB + 1, 5 * kMiB}) {
     const Buffer buffer = pool->allocate(size);
@@ -28,8 +28,8 @@ TEST(ReceivePool, GivesWhatWasAskedForAligned) {
   }
 }
 
-TEST(ReceivePool, WastesAtMostAQuarter) {
-  const auto pool = ReceivePool::make();
+TEST(MemoryPool, WastesAtMostAQuarter) {
+  const auto pool = MemoryPool::make();
   for (size_t size = 4096; size < 9 * kMiB; size += size / 37) {
     const Buffer buffer = pool->allocate(size);
     EXPECT_LE(pool->counters().used_bytes, size + size / 4 + 1) << size;
@@ -37,8 +37,8 @@ TEST(ReceivePool, WastesAtMostAQuarter) {
   EXPECT_EQ(pool->counters().used_bytes, 0u);
 }
 
-TEST(ReceivePool, UsesABlockAgain) {
-  const auto pool = ReceivePool::make();
+TEST(MemoryPool, UsesABlockAgain) {
+  const auto pool = MemoryPool::make();
   const void* block = pool->allocate(kMiB).data();
   EXPECT_GE(pool->counters().idle_bytes, kMiB);
   // Expect: the warm block, also for a size of the same class.
@@ -49,8 +49,8 @@ TEST(ReceivePool, UsesABlockAgain) {
   EXPECT_EQ(pool->counters().idle_bytes, 0u);
 }
 
-TEST(ReceivePool, KeepsNoMoreThanItsBound) {
-  const auto pool = ReceivePool::make({.max_idle_bytes = 4 * kMiB});
+TEST(MemoryPool, KeepsNoMoreThanItsBound) {
+  const auto pool = MemoryPool::make({.max_idle_bytes = 4 * kMiB});
   std::vector<Buffer> buffers;
   for (int i = 0; i < 10; ++i) buffers.push_back(pool->allocate(kMiB));
   EXPECT_GE(pool->counters().used_bytes, 10 * kMiB);
@@ -61,8 +61,8 @@ TEST(ReceivePool, KeepsNoMoreThanItsBound) {
   EXPECT_LE(pool->counters().idle_bytes, 4 * kMiB);
 }
 
-TEST(ReceivePool, MakesRoomForTheSizesInUse) {
-  const auto pool = ReceivePool::make({.max_idle_bytes = 4 * kMiB});
+TEST(MemoryPool, MakesRoomForTheSizesInUse) {
+  const auto pool = MemoryPool::make({.max_idle_bytes = 4 * kMiB});
   { const Buffer a = pool->allocate(2 * kMiB), b = pool->allocate(2 * kMiB); }
   EXPECT_EQ(pool->counters().idle_bytes, 4 * kMiB);
   const void* block = pool->allocate(3 * kMiB).data();
@@ -71,8 +71,8 @@ TEST(ReceivePool, MakesRoomForTheSizesInUse) {
   EXPECT_EQ(pool->allocate(3 * kMiB).data(), block);
 }
 
-TEST(ReceivePool, TrimGivesEverythingBack) {
-  const auto pool = ReceivePool::make();
+TEST(MemoryPool, TrimGivesEverythingBack) {
+  const auto pool = MemoryPool::make();
   pool->allocate(kMiB);
   const Buffer kept = pool->allocate(kMiB);
   pool->allocate(2 * kMiB);
@@ -83,9 +83,9 @@ TEST(ReceivePool, TrimGivesEverythingBack) {
 
 // A pool that keeps what is idle for 100 ms, and timers that are run by hand.
 struct Shrinking {
-  explicit Shrinking(ReceivePool& pool) { pool.shrink_by(&timers); }
+  explicit Shrinking(MemoryPool& pool) { pool.shrink_by(&timers); }
   // Until so many bytes are left, or nothing more will happen.
-  size_t wait(ReceivePool& pool, size_t bytes) {
+  size_t wait(MemoryPool& pool, size_t bytes) {
     const Deadline deadline = Deadline::after(std::chrono::seconds(20));
     while (pool.counters().idle_bytes > bytes && !deadline.expired()) {
       pollfd due{timers.descriptor(), POLLIN, 0};
@@ -97,8 +97,8 @@ struct Shrinking {
   net::Timers timers;
 };
 
-TEST(ReceivePool, WhatIsIdleForLongGoesBackToTheSystem) {
-  const auto pool = ReceivePool::make({.keep = std::chrono::milliseconds(100)});
+TEST(MemoryPool, WhatIsIdleForLongGoesBackToTheSystem) {
+  const auto pool = MemoryPool::make({.keep = std::chrono::milliseconds(100)});
   pool->allocate(3 * kMiB);  // idle before there are timers
   Shrinking shrinking(*pool);
   const Buffer used = pool->allocate(kMiB);
@@ -111,8 +111,8 @@ TEST(ReceivePool, WhatIsIdleForLongGoesBackToTheSystem) {
   pool->shrink_by(nullptr);
 }
 
-TEST(ReceivePool, ABlockInUseNowAndThenStaysAndASurplusGoes) {
-  const auto pool = ReceivePool::make({.keep = std::chrono::milliseconds(100)});
+TEST(MemoryPool, ABlockInUseNowAndThenStaysAndASurplusGoes) {
+  const auto pool = MemoryPool::make({.keep = std::chrono::milliseconds(100)});
   Shrinking shrinking(*pool);
   { const Buffer one = pool->allocate(kMiB), two = pool->allocate(kMiB); }
   const Deadline deadline = Deadline::after(std::chrono::seconds(20));
@@ -125,8 +125,8 @@ TEST(ReceivePool, ABlockInUseNowAndThenStaysAndASurplusGoes) {
   pool->shrink_by(nullptr);
 }
 
-TEST(ReceivePool, NoTimerIsUsedAfterTheEndOfThem) {
-  const auto pool = ReceivePool::make({.keep = std::chrono::milliseconds(1)});
+TEST(MemoryPool, NoTimerIsUsedAfterTheEndOfThem) {
+  const auto pool = MemoryPool::make({.keep = std::chrono::milliseconds(1)});
   {
     Shrinking shrinking(*pool);
     pool->allocate(kMiB);
@@ -136,9 +136,9 @@ TEST(ReceivePool, NoTimerIsUsedAfterTheEndOfThem) {
   EXPECT_GE(pool->counters().idle_bytes, kMiB);
 }
 
-TEST(ReceivePool, BuffersOutliveItsMaker) {
-  auto pool = ReceivePool::make();
-  const std::weak_ptr<ReceivePool> watch = pool;
+TEST(MemoryPool, BuffersOutliveItsMaker) {
+  auto pool = MemoryPool::make();
+  const std::weak_ptr<MemoryPool> watch = pool;
   Buffer buffer = pool->allocate(kMiB);
   pool.reset();
   EXPECT_FALSE(watch.expired());
@@ -147,14 +147,14 @@ TEST(ReceivePool, BuffersOutliveItsMaker) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST(ReceivePool, AnImpossibleSizeIsNoMemory) {
-  const auto pool = ReceivePool::make();
+TEST(MemoryPool, AnImpossibleSizeIsNoMemory) {
+  const auto pool = MemoryPool::make();
   EXPECT_THROW(pool->allocate(std::numeric_limits<size_t>::max()), std::bad_alloc);
   EXPECT_EQ(pool->counters().used_bytes, 0u);
 }
 
-TEST(ReceivePool, IsSharedByThreads) {
-  const auto pool = ReceivePool::make({.max_idle_bytes = 2 * kMiB});
+TEST(MemoryPool, IsSharedByThreads) {
+  const auto pool = MemoryPool::make({.max_idle_bytes = 2 * kMiB});
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int thread = 0; thread < 4; ++thread) {
