@@ -81,7 +81,7 @@ inline void report(const std::string& name, double value, const char* unit) {
   std::fflush(stdout);
 }
 
-inline constexpr size_t kCallsAfterPauses = 200, kCallsOfThread = 2'000;
+inline constexpr size_t kCallsAfterPauses = 200, kCallsOfThread = 2'000, kHandOvers = 200;
 inline constexpr int kThreads = 8;
 
 struct TensorSize {
@@ -101,8 +101,9 @@ inline constexpr TensorSize kEcho{"64 MiB", 64UL << 20, 40};
 
 // "tensor 4 KiB shm" in gigabytes (10^9 bytes) per second, from the median time of a call.
 inline void report_tensor(const TensorSize& size, const std::string& transport,
-                          const std::vector<double>& microseconds) {
-  report("tensor " + std::string(size.name) + " " + transport,
+                          const std::vector<double>& microseconds,
+                          const std::string& what = "tensor") {
+  report(what + " " + size.name + " " + transport,
          static_cast<double>(size.bytes) / median(microseconds) / 1e3, "GB/s");
 }
 

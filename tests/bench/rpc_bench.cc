@@ -26,7 +26,9 @@ class Cases {
  public:
   Cases(std::string transport, std::string only)
       : transport_(std::move(transport)), only_(std::move(only)) {}
-  void run();
+  void run() const;
+  // Where workers may not read each other's memory.
+  void run_without_attach() const;
 
  private:
   bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
@@ -41,6 +43,8 @@ class Cases {
   void run_small_calls() const;
   void run_many_calls() const;
   void run_tensors() const;
+  void run_tensor(const std::string& what, const bench::TensorSize& size) const;
+  void run_hand_over() const;
 
   const std::string transport_, only_;
 };
@@ -84,20 +88,39 @@ void Cases::run_many_calls() const {
 }
 
 void Cases::run_tensors() const {
-  for (const bench::TensorSize& size : bench::kTensorSizes) {
-    if (!wants_of_size("tensor", size)) continue;
-    const at::Tensor tensor = at::ones({static_cast<int64_t>(size.bytes)}, at::kByte);
-    const auto send = [&] { farspan::rpc_sync("server", numel, tensor); };
-    bench::times_of(3, send);
-    bench::report_tensor(size, transport_, bench::times_of(size.calls, send));
-  }
+  for (const bench::TensorSize& size : bench::kTensorSizes) run_tensor("tensor", size);
 }
 
-void Cases::run() {
+void Cases::run_tensor(const std::string& what, const bench::TensorSize& size) const {
+  if (!wants_of_size(what, size)) return;
+  const at::Tensor tensor = at::ones({static_cast<int64_t>(size.bytes)}, at::kByte);
+  const auto send = [&] { farspan::rpc_sync("server", numel, tensor); };
+  bench::times_of(3, send);
+  bench::report_tensor(size, transport_, bench::times_of(size.calls, send), what);
+}
+
+// What it costs to give a tensor away, and to have another one: neither end looks at its bytes.
+void Cases::run_hand_over() const {
+  const bench::TensorSize& size = bench::kTensorSizes.back();
+  report(std::string("hand over ").append(size.name), "us", [&] {
+    const auto give = [&] {
+      at::Tensor tensor = farspan::empty_shared({static_cast<int64_t>(size.bytes)}, at::kByte);
+      farspan::rpc_sync("server", numel, std::move(tensor));
+    };
+    bench::times_of(3, give);
+    return bench::median(bench::times_of(bench::kHandOvers, give));
+  });
+}
+
+void Cases::run_without_attach() const { run_tensor("without attach, tensor", bench::kEcho); }
+
+void Cases::run() const {
   run_small_calls();
   if (transport_ != "tcp") run_many_calls();
   run_tensors();
-  if (transport_ == "tcp" || !wants_of_size("echo", bench::kEcho)) return;
+  if (transport_ == "tcp") return;
+  run_hand_over();
+  if (!wants_of_size("echo", bench::kEcho)) return;
   const at::Tensor tensor = at::ones({static_cast<int64_t>(bench::kEcho.bytes)}, at::kByte);
   const auto echo = [&] { farspan::rpc_sync("server", same, tensor); };
   bench::times_of(3, echo);
@@ -113,11 +136,18 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string transport = argv[2], only = has_only ? argv[4] : "";
-  farspan::spawn(2, [&](int rank, int) {
-    farspan::WorkerOptions options;
-    options.transports = {transport};
-    farspan::init_rpc(rank == 0 ? "client" : "server", options);
-    if (rank == 0) Cases(transport, only).run();
-    farspan::shutdown();
-  });
+  const Cases cases(transport, only);
+  const auto run_between_two = [&](farspan::CrossMemoryAttach attach, auto run) {
+    farspan::spawn(2, [&](int rank, int) {
+      farspan::WorkerOptions options;
+      options.transports = {transport};
+      options.cross_memory_attach = attach;
+      farspan::init_rpc(rank == 0 ? "client" : "server", options);
+      if (rank == 0) run();
+      farspan::shutdown();
+    });
+  };
+  run_between_two(farspan::CrossMemoryAttach::kAllowed, [&] { cases.run(); });
+  if (transport == "tcp") return 0;
+  run_between_two(farspan::CrossMemoryAttach::kForbidden, [&] { cases.run_without_attach(); });
 }
