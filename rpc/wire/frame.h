@@ -112,7 +112,7 @@ struct OutFrame {
 struct InFrame {
   FrameHeader header;
   Buffer meta;                   // 8-byte aligned
-  std::vector<Buffer> segments;  // large ones from the receive pool, 64-byte aligned
+  std::vector<Buffer> segments;  // large ones from a memory pool, 64-byte aligned
   Offer offer;
   std::vector<uint64_t> offered;        // with kOffered: the address of each segment; 0: it is here
   std::vector<HandedOver> handed_over;  // with kHandsOver: of each segment

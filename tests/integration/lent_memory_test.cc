@@ -10,10 +10,13 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <deque>
 #include <fstream>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
@@ -38,6 +41,26 @@ Tensor exchange(const Tensor& x, int64_t seed) {
   return pattern(seed + 1, x.numel());
 }
 int64_t numel(const Tensor& x) { return x.numel(); }
+Tensor shared_pattern(int64_t seed, int64_t count) {
+  Tensor tensor = empty_shared({count}, at::kLong);
+  at::arange_out(tensor, seed, seed + count, 1);
+  return tensor;
+}
+// Keeps the last few, and looks at them again when they go: nobody else may have changed them.
+std::deque<std::pair<Tensor, int64_t>> kept;
+std::mutex kept_mutex;
+Tensor exchange_shared(const Tensor& x, int64_t seed) {
+  wrong += !at::equal(x, pattern(seed, x.numel()));
+  ++checked;
+  const std::lock_guard lock(kept_mutex);
+  kept.emplace_back(x, seed);
+  if (kept.size() > 3) {
+    const auto& [oldest, its_seed] = kept.front();
+    wrong += !at::equal(oldest, pattern(its_seed, oldest.numel()));
+    kept.pop_front();
+  }
+  return shared_pattern(seed + 1, x.numel());
+}
 std::vector<int64_t> findings() { return {checked, wrong}; }
 // What this process has grown by at its peak since it was last asked, in MiB.
 int64_t growth() {
@@ -57,6 +80,7 @@ int64_t growth() {
 }
 FARSPAN_REGISTER_AS("lent.growth", growth);
 FARSPAN_REGISTER_AS("lent.exchange", exchange);
+FARSPAN_REGISTER_AS("lent.exchange_shared", exchange_shared);
 FARSPAN_REGISTER_AS("lent.findings", findings);
 FARSPAN_REGISTER_AS("lent.numel", numel);
 
@@ -118,6 +142,51 @@ int call_and_change() {
   return 0;
 }
 
+// Gives tensors away, and fills the next ones as soon as they have come back.
+int call_and_give() {
+  const auto worker = init_rpc("caller", options_of_variables());
+  rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  SeededRandom random(17);
+  int answered = 0, timed_out = 0, wrong_answers = 0;
+  std::deque<std::pair<Tensor, int64_t>> results;
+  for (int64_t call = 1; call <= number("TEST_CALLS"); ++call) {
+    const auto count = static_cast<int64_t>(8'192 + random.below(256 << 10));
+    const CallOptions options{Millis(1 + static_cast<int64_t>(random.below(20)))};
+    const auto answer =
+        rpc_async("server", options, exchange_shared, shared_pattern(call, count), call);
+    try {
+      results.emplace_back(answer.wait(), call + 1);
+      ++answered;
+    } catch (const Error& error) {
+      if (error.code() != Code::kTimeout) throw;
+      ++timed_out;
+    }
+    if (results.size() > 3) {
+      const auto& [oldest, seed] = results.front();
+      wrong_answers += !at::equal(oldest, pattern(seed, oldest.numel()));
+      results.pop_front();
+    }
+  }
+  std::printf("done\n");
+  std::fflush(stdout);
+  const auto found = rpc_sync("server", CallOptions{kLong}, findings);
+  const uint64_t handed_over = worker->routes().at(0).bytes_handed_over;
+  // The server keeps three, and may have more of calls that nobody waited for.
+  const Deadline deadline = Deadline::after(10s);
+  const auto away = [&] { return worker->counters().handed_over_memory; };
+  while (away() > 4 * (264 << 13) && !deadline.expired()) std::this_thread::sleep_for(10ms);
+  const bool all_back = !deadline.expired();
+  shutdown();
+  std::printf(
+      "%d answered, %d timed out, %ld arguments; %d wrong answers, %ld wrong arguments; "
+      "%s; %s\n",
+      answered, timed_out, found[0] - 1, wrong_answers, found[1],
+      handed_over > 0 ? "handed over" : "copied", all_back ? "all came back" : "leaked");
+  return 0;
+}
+
 // Sends a large tensor and says what that has taken of both ends' memory.
 int send_large() {
   init_rpc("caller", options_of_variables());
@@ -143,16 +212,17 @@ class LentMemory : public ::testing::TestWithParam<int> {
         role, rank, world_size,
         {{"TEST_WAY", std::to_string(GetParam())}, {"TEST_CALLS", std::to_string(calls)}});
   }
+  // Runs that role as the caller, and stops one or the other now and again.
+  std::string run_with_stops(const std::string& role, int calls);
   Launch launch_;
 };
 INSTANTIATE_TEST_SUITE_P(Ways, LentMemory, ::testing::Range(0, 4),
                          [](const auto& way) { return std::string(kWays[way.param].name); });
 
-TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
-  const int calls = GetParam() == 0 ? 1'000 : 250;
+std::string LentMemory::run_with_stops(const std::string& role, int calls) {
   Process& server = start("serve", 0, 2, calls);
-  Process& caller = start("call_and_change", 1, 2, calls);
-  ASSERT_TRUE(eventually([&] { return is_in(caller, "ready") || !caller.running(); }));
+  Process& caller = start(role, 1, 2, calls);
+  EXPECT_TRUE(eventually([&] { return is_in(caller, "ready") || !caller.running(); }));
   SeededRandom random(11);
   int stops = 0;
   while (caller.running() && !is_in(caller, "done")) {
@@ -174,6 +244,18 @@ TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
   RecordProperty("ended", end.output);
   std::printf("%s: %d stops; %s", kWays[GetParam()].name, stops,
               end.output.substr(end.output.find("done") + 5).c_str());
+  return end.output;
+}
+
+TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
+  run_with_stops("call_and_change", GetParam() == 0 ? 1'000 : 250);
+}
+
+TEST_P(LentMemory, IsOneWorkersAtATimeWhereItIsGivenAway) {
+  const bool is_handed_over = kWays[GetParam()].attach == CrossMemoryAttach::kRequired;
+  const std::string output = run_with_stops("call_and_give", is_handed_over ? 1'000 : 250);
+  EXPECT_THAT(output, HasSubstr(is_handed_over ? "; handed over" : "; copied"));
+  EXPECT_THAT(output, HasSubstr("; all came back"));
 }
 
 TEST_P(LentMemory, IsTheOnlyCopyOfATensorAtItsSender) {
@@ -243,6 +325,7 @@ TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
 std::map<std::string, Role> lent_memory_roles() {
   return {{"serve", serve},
           {"call_and_change", call_and_change},
+          {"call_and_give", call_and_give},
           {"outlive", outlive},
           {"send_large", send_large}};
 }

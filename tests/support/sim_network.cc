@@ -7,7 +7,7 @@
 namespace farspan::testing {
 namespace {
 
-// Larger segments come from the receive pool, aligned to cache lines.
+// Larger segments come from a memory pool, aligned to cache lines.
 constexpr size_t kInlineSegment = 16 << 10;
 
 // A copy as the agent's reader makes it: on 8 bytes and no more, so that who needs more shows; and

@@ -17,7 +17,7 @@ struct Message {
   std::vector<Buffer> segments;
 };
 
-// Memory as the receive pool gives it: 64-byte aligned, exactly as large as the bytes.
+// Memory as a memory pool gives it: 64-byte aligned, exactly as large as the bytes.
 inline Buffer aligned_copy(std::span<const std::byte> bytes) {
   static constexpr std::align_val_t kAlignment{64};
   auto* data = static_cast<std::byte*>(::operator new(bytes.size(), kAlignment));

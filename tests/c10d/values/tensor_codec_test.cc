@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <farspan/c10d/values/buffer_tensor.h>
+
 #include "c10d/values/message_fixture.h"
 #include "support/errors.h"
 
@@ -174,21 +176,44 @@ TEST(TensorCodec, BorrowsSmallTensorsAndKeepsLargeOnesAlive) {
 
 // A reply may still be on its way when the next request changes the parameter.
 TEST(TensorCodec, CopiesALargeResultThatSomebodyElseCanChange) {
-  const auto data_sent_for = [](const at::Tensor& result) {
+  const auto data_sent_for = [](const at::Tensor& result, Bulk bulk) {
     MetaBuilder meta;
     auto payload = meta.init_root<schema::Payload>();
     std::vector<Buffer> segments;
     Writer writer(segments);
     writer.add(result);
-    write_tensors(payload, writer, Bulk::kCopyIfShared);
+    write_tensors(payload, writer, bulk);
     return static_cast<const void*>(segments.at(0).data());
   };
   const at::Tensor fresh = at::rand({100'000});
-  EXPECT_EQ(data_sent_for(fresh), fresh.const_data_ptr());
+  EXPECT_EQ(data_sent_for(fresh, Bulk::kCopyIfSharedByMore), fresh.const_data_ptr());
+  EXPECT_NE(data_sent_for(fresh, Bulk::kCopyIfShared), fresh.const_data_ptr());
   const at::Tensor parameter = fresh;
-  EXPECT_NE(data_sent_for(parameter), parameter.const_data_ptr());
+  EXPECT_NE(data_sent_for(parameter, Bulk::kCopyIfSharedByMore), parameter.const_data_ptr());
   const at::Tensor alone = at::rand({100'000}), alias = alone.detach();
-  EXPECT_NE(data_sent_for(alone), alone.const_data_ptr());
+  EXPECT_NE(data_sent_for(alone, Bulk::kCopyIfSharedByMore), alone.const_data_ptr());
+}
+
+TEST(TensorCodec, TakesTheStorageOverOfALargeTensorThatNobodyElseHas) {
+  for (const Bulk bulk : {Bulk::kShare, Bulk::kCopyIfShared}) {
+    MetaBuilder meta;
+    auto payload = meta.init_root<schema::Payload>();
+    std::vector<Buffer> segments;
+    Writer writer(segments);
+    const Buffer buffer = Buffer::allocate(400'000);
+    writer.add(at::rand({100'000}));
+    writer.add(tensor_over(buffer, {100'000}, {}, at::kFloat));
+    writer.add(at::rand({10}));
+    const void* const bytes = writer.tensors()[0].const_data_ptr();
+    BorrowedTensors borrowed;
+    write_tensors(payload, writer, bulk, &borrowed);
+    EXPECT_EQ(segments[0].data(), bytes);
+    EXPECT_FALSE(writer.tensors()[0].defined());
+    EXPECT_FALSE(writer.tensors()[1].defined());
+    EXPECT_EQ(segments[1].owner(), buffer.owner()) << "the buffer's own, and nothing above it";
+    EXPECT_EQ(buffer.owner().use_count(), 2);
+    EXPECT_TRUE(writer.tensors()[2].defined()) << "a small one is borrowed";
+  }
 }
 
 TEST(TensorCodec, AdoptsLargeAlignedSegmentsAndCopiesOthers) {
