@@ -189,6 +189,7 @@ bool Reactor::spin(const std::shared_ptr<Source>& hot) {
   const SpinPermit permit(is_crowded(start));
   Role role;
   if (!permit || !role.take(*this, *hot, false)) return false;
+  if (shares_processor() && !is_crowded(start)) leave_processor();
   role.may_lease(tasks_are_short());
   SpinTime time(start, budget);
   uint64_t passed = hot->passed_bytes();

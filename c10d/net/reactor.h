@@ -139,7 +139,7 @@ class Reactor {
   void arm(Source& source) noexcept;
   void disarm(Source& source) noexcept;
   void lease(Source& source);
-  void look_at_leases_in(std::chrono::milliseconds time) noexcept;
+  void look_at_leases_in(std::chrono::microseconds time) noexcept;
   void put_off_leases() noexcept;
   bool tasks_are_short() const noexcept;
   std::shared_ptr<Source> find(uint64_t key);

@@ -9,10 +9,10 @@
 namespace farspan::net {
 namespace {
 
-constexpr std::chrono::milliseconds kLease{1};
+constexpr std::chrono::microseconds kLease{1000};
 // Of sources that have been in use without a break for some ends of a lease: setting a timer may
 // take 20 us in a virtual machine.
-constexpr std::chrono::milliseconds kLongLease{4};
+constexpr std::chrono::microseconds kLongLease{4000};
 constexpr int kUntilLong = 8;
 // How often who uses a lease looks whether it is time to put off its end.
 constexpr uint32_t kUsesToALook = 8;
@@ -132,7 +132,7 @@ void Reactor::lease(Source& source) {
   look_at_leases_in(kLease);
 }
 
-void Reactor::look_at_leases_in(std::chrono::milliseconds time) noexcept {
+void Reactor::look_at_leases_in(std::chrono::microseconds time) noexcept {
   const TimePoint at = Clock::now() + time;
   leases_end_.store(at.time_since_epoch().count(), std::memory_order_relaxed);
   timers_.watch(at);

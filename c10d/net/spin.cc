@@ -1,6 +1,7 @@
 #include <farspan/c10d/net/spin.h>
 
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,6 +10,11 @@
 
 namespace farspan::net {
 namespace {
+
+// Somebody else has run for at least so long: nothing else makes a yield take that long.
+constexpr std::chrono::microseconds kTurn{3};
+constexpr int kManyTurns = 16;
+thread_local int shared_turns = 0;  // in a row
 
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
 // one. Opened anew each time, which takes some 3 us, so that nothing stays open.
@@ -56,6 +62,26 @@ CrowdWatch& machine() noexcept {
 }
 
 }  // namespace
+
+void let_others_go_first() noexcept {
+  const TimePoint before = Clock::now();
+  std::this_thread::yield();
+  shared_turns = Clock::now() - before > kTurn ? shared_turns + 1 : 0;
+}
+
+bool shares_processor() noexcept { return shared_turns >= kManyTurns; }
+
+void leave_processor() noexcept {
+  shared_turns = 0;
+  cpu_set_t allowed;
+  const int here = sched_getcpu();
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || here < 0 || here >= CPU_SETSIZE)
+    return;
+  cpu_set_t others = allowed;
+  CPU_CLR(here, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+  sched_setaffinity(0, sizeof allowed, &allowed);
+}
 
 bool is_crowded(TimePoint now) noexcept { return machine().is_crowded(now); }
 bool has_idle_processor(TimePoint now) noexcept { return machine().has_idle(now); }

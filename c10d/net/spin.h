@@ -121,6 +121,16 @@ class SpinPermit {
   bool granted_ = false;
 };
 
+// Gives the processor to others that wait for it.
+void let_others_go_first() noexcept;
+// Others have run each of the many last times that the calling thread let them, as if it shared its
+// processor with the very thread that it polls for. The kernel can take tens of milliseconds to
+// part them, on a virtual machine, while another processor is idle.
+bool shares_processor() noexcept;
+// Moves the calling thread to another processor, if it may run on another one; it may run on the
+// same ones as before. For threads of the reactor's own.
+void leave_processor() noexcept;
+
 // How long one goes on looking: for a while, and not beyond a deadline. What takes longer than it
 // does between threads that run may wait for this very processor: a system call that wakes a thread
 // often puts it behind the one that calls. So who looks for long lets others go first now and then.
@@ -133,7 +143,7 @@ class SpinTime {
     if (++calls_ % 8 != 0) return false;
     now_ = Clock::now();
     if (now_ < yield_at_) return now_ >= end_;
-    std::this_thread::yield();
+    let_others_go_first();
     yield_at_ = now_ + kYieldEvery;
     return now_ >= end_;
   }

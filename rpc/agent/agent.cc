@@ -95,7 +95,7 @@ class PlainTask final : public net::Task {
   explicit PlainTask(std::function<void()> work) : work_(std::move(work)) { patient = true; }
   void run() noexcept override { contain("a task", work_); }
   void reject(const Error& why) noexcept override {
-    log(LogLevel::kWarning, "agent", std::string("dropped work at its end: ") + why.what());
+    log(LogLevel::kDebug, "agent", std::string("dropped work at its end: ") + why.what());
   }
 
  private:

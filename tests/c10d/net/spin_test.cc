@@ -2,6 +2,7 @@
 #include <farspan/c10d/net/spin.h>
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <deque>
 #include <vector>
@@ -126,6 +127,72 @@ TEST(SpinPermit, AMachineIsCrowdedWhileMoreThreadsRunThanItHasProcessors) {
   EXPECT_TRUE(found);
   enough = true;
   for (std::thread& one : crowd) one.join();
+}
+
+// The processors that the calling thread may run on.
+std::vector<int> processors() {
+  cpu_set_t allowed;
+  EXPECT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  std::vector<int> numbers;
+  for (int number = 0; number < CPU_SETSIZE; ++number) {
+    if (CPU_ISSET(number, &allowed)) numbers.push_back(number);
+  }
+  return numbers;
+}
+void stay_on(const std::vector<int>& numbers) {
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  for (const int number : numbers) CPU_SET(number, &only);
+  ASSERT_EQ(sched_setaffinity(0, sizeof only, &only), 0);
+}
+
+void poll_and_yield() {
+  const TimePoint end = Clock::now() + 10us;
+  while (Clock::now() < end) continue;
+  net::let_others_go_first();
+}
+
+TEST(SharedProcessor, IsSeenAndLeft) {
+  const std::vector<int> all = processors();
+  const int here = all.front();
+  std::thread([&] {
+    EXPECT_FALSE(net::shares_processor()) << "nobody has yielded yet";
+    stay_on({here});
+    std::atomic<bool> enough{false};
+    std::thread other([&] {
+      stay_on({here});
+      while (!enough.load()) poll_and_yield();
+    });
+    // Expect: seen, since the other one runs at each turn for longer than a yield alone takes.
+    const TimePoint give_up = Clock::now() + 20s;
+    while (!net::shares_processor() && Clock::now() < give_up) {
+      poll_and_yield();
+    }
+    enough = true;
+    other.join();
+    if (all.size() > 1) {
+      EXPECT_TRUE(net::shares_processor());
+      stay_on(all);
+      bool has_moved = false;  // the kernel may move it, too, at any time
+      for (int time = 0; time < 5 && !has_moved; ++time) {
+        const int before = sched_getcpu();
+        net::leave_processor();
+        has_moved = sched_getcpu() != before;
+      }
+      EXPECT_TRUE(has_moved);
+    }
+    EXPECT_EQ(processors(), all.size() > 1 ? all : std::vector{here});
+    EXPECT_FALSE(net::shares_processor()) << "it looks again from here on";
+  }).join();
+}
+
+TEST(SharedProcessor, IsNotLeftByWhoMayRunNowhereElse) {
+  std::thread([here = processors().front()] {
+    stay_on({here});
+    net::leave_processor();
+    EXPECT_EQ(processors(), std::vector{here});
+    EXPECT_EQ(sched_getcpu(), here);
+  }).join();
 }
 
 }  // namespace
