@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Tests tests/bench/costs.py with programs that only pretend to call and to count."""
+
+import os
+import pathlib
+import tempfile
+import textwrap
+import unittest
+import unittest.mock
+
+import costs
+from processes import Failure
+
+STRACE = """\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 10.72    0.049418           1     30812     20810 recvfrom
+  8.40    0.038703           3     10002           sendmsg
+  1.00    0.010000           3       400           clock_nanosleep
+  0.00    0.000000           0         1         1 access
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.460952          10     41215     20811 total
+"""
+PERF = """\
+# started on Tue Nov 24 03:04:44 2026
+
+30500,,raw_syscalls:sys_enter,129076003,100.00,,
+400,,syscalls:sys_enter_clock_nanosleep,129076003,100.00,,
+10002,,syscalls:sys_enter_sendmsg,129076003,100.00,,
+20000,,syscalls:sys_enter_recvfrom,129076003,100.00,,
+0,,syscalls:sys_enter_futex,129076003,100.00,,
+<not counted>,,syscalls:sys_enter_read,0,0.00,,
+9998,,syscalls:sys_exit_recvfrom,129076003,100.00,,
+"""
+# Says that a call took twice its pause, and makes one allocation more the longer that is.
+BENCH = """\
+import json, os, sys
+print(json.dumps({"caller": os.getpid(), "callee": os.getppid()}), flush=True)
+for line in sys.stdin:
+    calls, pause = map(int, line.split())
+    said = {"count": 9 + pause, "bytes": 1043}
+    print(json.dumps({"us": 2 * pause + 1, "caller": said, "callee": {"count": 15, "bytes": 1335},
+                      "function": {"count": 4, "bytes": 308}}), flush=True)
+"""
+
+
+class ParsersTest(unittest.TestCase):
+    def test_strace_counts_what_succeeded_and_what_failed(self):
+        self.assertEqual(costs.parse_strace(STRACE), {
+            "recvfrom": 10002, "recvfrom, in vain": 20810, "sendmsg": 10002, "access, in vain": 1})
+
+    def test_perf_counts_what_succeeded_what_failed_and_what_has_no_event_of_its_own(self):
+        self.assertEqual(costs.parse_perf(PERF), {
+            "recvfrom": 10002, "recvfrom, in vain": 9998, "sendmsg": 10002, "others": 98})
+
+    def test_nothing_is_counted_in_what_is_no_table(self):
+        for text in ("", "strace: attach: Operation not permitted\n", "a b c d total\n"):
+            self.assertEqual(costs.parse_strace(text), {})
+            self.assertEqual(costs.parse_perf(text), {})
+
+
+class ReportTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        python = pathlib.Path(os.path.realpath("/proc/self/exe"))
+        self.python = f"#!{python}\n"
+        self.bench = self.program("cost_bench", self.python + BENCH)
+        path = unittest.mock.patch.dict(os.environ, {"PATH": str(self.folder)})
+        path.start()
+        self.addCleanup(path.stop)
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def report(self):
+        return costs.report(self.bench, timeout_s=10)
+
+    def test_a_tool_that_is_not_here_is_named_with_its_package(self):
+        report = self.report()
+        self.assertIn("no system calls by strace -c -f: there is no strace here (Debian: strace)", report)
+        self.assertIn("no system calls by perf stat: there is no perf here (Debian: linux-perf)", report)
+
+    def test_a_tool_that_may_not_attach_is_named_with_what_it_said(self):
+        for name in ("strace", "perf"):
+            self.program(name, self.python + f"import sys; sys.exit('{name}: not permitted')\n")
+        report = self.report()
+        self.assertIn("no system calls by strace -c -f: strace: not permitted", report)
+        self.assertIn("no system calls by perf stat: perf: not permitted", report)
+
+    def test_allocations_are_those_of_both_ends_and_of_the_function(self):
+        lines = [line.split() for line in self.report().splitlines()]
+        self.assertIn(["how", "many", *("9.00 15.00 14.00 15.00".split() * 2)], lines)
+        self.assertIn(["bytes", *("1,043 1,335".split() * 4)], lines)
+        self.assertIn("by the function itself: 4.00 of 308 bytes", self.report())
+
+    def test_perf_counts_only_while_calls_are_made(self):
+        # Refuses what comes in another order than: enable, disable, interrupt.
+        self.program("perf", self.python + textwrap.dedent(f"""\
+            import pathlib, signal, sys
+            options = dict(option.split("=", 1) for option in sys.argv[1:] if "=" in option)
+            control, answers = options["--control"].removeprefix("fifo:").split(",")
+            def end(*_):
+                assert told == ["enable", "disable"], told
+                pathlib.Path(options["--output"]).write_text({PERF!r})
+                sys.exit()
+            signal.signal(signal.SIGINT, end)
+            told = []
+            with open(control) as control, open(answers, "wb", buffering=0) as answers:
+                for line in iter(control.readline, ""):
+                    told.append(line.strip())
+                    answers.write(b"ack\\n\\0")
+            """))
+        report = self.report()
+        shm, asleep = (30100 / costs.STATES[state][0] for state in costs.STATES)
+        cells = [f"{shm:.2f}"] * 2 + [f"{asleep:.2f}"] * 2
+        self.assertIn(["all", *cells, *cells], [line.split() for line in report.splitlines()])
+        self.assertRegex(report, r"\n  recvfrom, in vain +1.00 +1.00 ")
+        self.assertRegex(report, r"\nus, median, while counted +1.00 +11.00 +1.00 +11.00\n")
+
+    def test_what_is_hardly_ever_called_has_no_line(self):
+        column = costs.Column("shm", 10_000, {}, {})
+        column.counts[costs.TOOLS[0]] = 3.5, {"caller": {"read": 10_000, "mmap": 3}, "callee": {}}
+        lines = costs.system_call_lines(costs.TOOLS[0], [column])
+        self.assertEqual([line.split() for line in lines[-2:]],
+                         [["all", "1.00", "-"], ["read", "1.00", "-"]])
+
+    def test_a_program_that_ends_is_named_with_what_it_said(self):
+        self.program("cost_bench", self.python + "import sys; sys.exit('no such transport')\n")
+        with self.assertRaisesRegex(Failure, "no such transport"):
+            self.report()
+
+    def test_a_program_that_hangs_is_given_up(self):
+        self.program("cost_bench", self.python + "import time; time.sleep(600)\n")
+        with self.assertRaisesRegex(Failure, "silent for more than 0.5 s"):
+            costs.report(self.bench, timeout_s=0.5)
+
+
+if __name__ == "__main__":
+    unittest.main()
