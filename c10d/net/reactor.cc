@@ -289,7 +289,8 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   }
   Role role;
   if (!role.take(*this, *source, true)) return;
-  role.may_lease(tasks_are_short());
+  // Setting a lease's timer takes longer than to arm it: only where it is one of many messages.
+  role.may_lease(tasks_are_short() && source->leased_.load(std::memory_order_relaxed));
   source->reads().arrived(Clock::now());
   if (source->pump(role)) {
     if (!source->removed()) hot = std::move(source);

@@ -188,7 +188,7 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   const Inside inside(*this);
   const TimePoint start = Clock::now();
   Role role;
-  role.may_lease(true);
+  role.may_lease(hint && !hint->was_idle());  // whoever called after a while is not back in no time
   const bool ready = spin_wait(future, start, deadline, hint, role) ||
                      sleep_wait(future, deadline, hint, role, thread_slot());
   if (!hint) return ready;

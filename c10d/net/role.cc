@@ -31,7 +31,7 @@ void rearm(int epoll, int fd, uint32_t events, uint64_t key) noexcept {
 }  // namespace
 
 void Reactor::arm(Source& source) noexcept {
-  source.armed_ = true;
+  source.armed_.store(true, std::memory_order_relaxed);
   if (source.removed_.load(std::memory_order_acquire)) return;
   rearm(epoll_.get(), source.descriptor(), EPOLLIN | EPOLLONESHOT, source.key_);
   if (source.expect_input()) return;
@@ -41,7 +41,7 @@ void Reactor::arm(Source& source) noexcept {
 }
 
 void Reactor::disarm(Source& source) noexcept {
-  source.armed_ = false;
+  source.armed_.store(false, std::memory_order_relaxed);
   if (source.removed_.load(std::memory_order_acquire)) return;
   // Not zero: a hang-up is always reported, and must be reported once only.
   rearm(epoll_.get(), source.descriptor(), EPOLLONESHOT, source.key_);
@@ -49,7 +49,9 @@ void Reactor::disarm(Source& source) noexcept {
 }
 
 void Reactor::expect_answer(Source& source) noexcept {
-  if (source.leased_.load(std::memory_order_relaxed)) return;  // disarmed, as a rule
+  const bool is_leased = source.leased_.load(std::memory_order_relaxed);
+  if (is_leased && !source.armed_.load(std::memory_order_relaxed)) return;
+  source.was_idle_.store(!is_leased, std::memory_order_relaxed);
   if (source.no_leases_.load(std::memory_order_relaxed) > 0) return;
   Role role;
   role.may_lease(true);
@@ -71,10 +73,27 @@ bool Role::take(Reactor& reactor, Source& source, bool fired) noexcept {
   reactor_ = &reactor;
   source_ = &source;
   if (fired) {
-    source.armed_ = false;
-  } else if (source.armed_) {
+    source.armed_.store(false, std::memory_order_relaxed);
+  } else if (source.armed_.load(std::memory_order_relaxed)) {
     reactor.disarm(source);
   }
+  return true;
+}
+
+bool Role::take_disarmed(Reactor& reactor, Source& source) noexcept {
+  uint32_t free = 0;
+  if (!source.turn_.compare_exchange_strong(free, Source::kHeld)) return false;
+  if (source.armed_.load(std::memory_order_relaxed)) {
+    if (!(source.turn_.exchange(0, std::memory_order_acq_rel) & Source::kFired)) return false;
+    // Epoll fired meanwhile, and whoever got it went away.
+    free = 0;
+    if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
+      return false;
+    }
+    source.armed_.store(false, std::memory_order_relaxed);
+  }
+  reactor_ = &reactor;
+  source_ = &source;
   return true;
 }
 
@@ -123,7 +142,7 @@ void Reactor::lease(Source& source) {
   {
     MutexLock lock(leases_mutex_);
     if (source.leased_.exchange(true)) return;
-    source.uses_seen_ = source.uses_.load(std::memory_order_relaxed) - 1;
+    source.uses_seen_ = source.uses_.load(std::memory_order_relaxed);
     leases_.push_back(source.shared_from_this());
     put_offs_ = 0;
     const TimePoint::duration end(leases_end_.load(std::memory_order_relaxed));
@@ -183,7 +202,7 @@ void Reactor::Unused::pump() {
   while (next_ < sources_.size()) {
     Source& source = *sources_[next_++];
     Role role;
-    if (source.removed() || !role.take(reactor_, source, false)) continue;  // its holder arms it
+    if (source.removed() || !role.take_disarmed(reactor_, source)) continue;  // its holder arms it
     if (source.pump(role)) source.no_leases_.store(kLeaseBan);
   }
 }

@@ -34,6 +34,8 @@ class Role {
 
   // False when another thread has it. `fired`: the caller got it from epoll, which has disarmed it.
   bool take(Reactor& reactor, Source& source, bool fired) noexcept;
+  // The same for the reactor, which looks after a lease: also false when the source is armed.
+  bool take_disarmed(Reactor& reactor, Source& source) noexcept;
   // Gives the turn back, and re-arms the source unless on a lease; nothing when not held.
   void release() noexcept;
   bool held() const noexcept { return source_ != nullptr; }
@@ -96,6 +98,12 @@ class Source : public std::enable_shared_from_this<Source> {
   void unfollow(Sleeper& sleeper);
   void hand_over() noexcept;
 
+  // Whether nobody had used it for a while when this was last expected of it; tells once.
+  bool was_idle() noexcept {
+    return was_idle_.load(std::memory_order_relaxed) &&
+           was_idle_.exchange(false, std::memory_order_relaxed);
+  }
+
  private:
   friend class Role;
   friend class Reactor;
@@ -103,7 +111,8 @@ class Source : public std::enable_shared_from_this<Source> {
   static constexpr uint32_t kFired = 2;  // an event came while the role was held
   std::atomic<uint32_t> turn_{0};
   uint64_t key_ = 0;                    // set by Reactor::add
-  bool armed_ = false;                  // guarded by the role
+  std::atomic<bool> armed_{false};      // written by the holder of the role
+  std::atomic<bool> was_idle_{false};   // before the call whose answer is expected
   std::atomic<uint32_t> uses_{0};       // releases on a lease
   uint32_t uses_seen_ = 0;              // by the reactor, when it last looked
   std::atomic<bool> leased_{false};     // the reactor will look after it

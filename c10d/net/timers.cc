@@ -78,7 +78,11 @@ Timers::Due::Due(Timers& timers) : Unfinished(timers), timers_(timers) {
   }
   if (timers_.nudge_ <= now) timers_.nudge_ = TimePoint::max();
   if (timers_.watch_ <= now) timers_.watch_ = TimePoint::max();
-  timers_.set_descriptor_locked();
+  if (timers_.next_locked() == TimePoint::max() && timers_.armed_for_.load() <= to_ns(now)) {
+    timers_.armed_for_.store(kNever, std::memory_order_relaxed);  // it has fired: nothing to unset
+  } else {
+    timers_.set_descriptor_locked();
+  }
 }
 
 void Timers::Due::run() {
@@ -107,9 +111,13 @@ void Timers::insert_locked(TimePoint at, Entry entry) {
   by_id_[id] = entries_.emplace(at, std::move(entry));
 }
 
+TimePoint Timers::next_locked() const {
+  const TimePoint next = std::min(nudge_, watch_);
+  return entries_.empty() ? next : std::min(next, entries_.begin()->first);
+}
+
 void Timers::set_descriptor_locked() {
-  TimePoint next = std::min(nudge_, watch_);
-  if (!entries_.empty()) next = std::min(next, entries_.begin()->first);
+  const TimePoint next = next_locked();
   itimerspec spec{};
   if (next == TimePoint::max()) {
     armed_for_.store(kNever, std::memory_order_relaxed);

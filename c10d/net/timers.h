@@ -52,6 +52,7 @@ class Timers final : public Lending {
 
   void look_at(TimePoint at) noexcept override { nudge(at); }
   void insert_locked(TimePoint at, Entry entry) FARSPAN_REQUIRES(mutex_);
+  TimePoint next_locked() const FARSPAN_REQUIRES(mutex_);
   void set_descriptor_locked() FARSPAN_REQUIRES(mutex_);
 
   const int fd_;
