@@ -102,9 +102,16 @@ inline constexpr TensorSize kEcho{"64 MiB", 64UL << 20, 40};
 // "tensor 4 KiB shm" in gigabytes (10^9 bytes) per second, from the median time of a call.
 inline void report_tensor(const TensorSize& size, const std::string& transport,
                           const std::vector<double>& microseconds,
-                          const std::string& what = "tensor") {
-  report(what + " " + size.name + " " + transport,
+                          const std::string& what = "tensor ") {
+  report(what + size.name + " " + transport,
          static_cast<double>(size.bytes) / median(microseconds) / 1e3, "GB/s");
+}
+
+// "hand over 256 MiB shm": of a program that cannot, what the call takes all the same.
+inline void report_hand_over(const std::string& transport,
+                             const std::vector<double>& microseconds) {
+  if (transport != "shm") return;
+  report(std::string("hand over ") + kTensorSizes.back().name + " shm", median(microseconds), "us");
 }
 
 // "echo 64 MiB shm": the bytes of both ways.

@@ -33,7 +33,7 @@ class Cases {
  private:
   bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
   bool wants_of_size(std::string what, const bench::TensorSize& size) const {
-    return wants(what.append(" ").append(size.name).append(" ").append(transport_));
+    return wants(what.append(size.name).append(" ").append(transport_));
   }
   template <class Measure>
   void report(const std::string& what, const char* unit, Measure&& measure) const {
@@ -88,7 +88,7 @@ void Cases::run_many_calls() const {
 }
 
 void Cases::run_tensors() const {
-  for (const bench::TensorSize& size : bench::kTensorSizes) run_tensor("tensor", size);
+  for (const bench::TensorSize& size : bench::kTensorSizes) run_tensor("tensor ", size);
 }
 
 void Cases::run_tensor(const std::string& what, const bench::TensorSize& size) const {
@@ -102,17 +102,16 @@ void Cases::run_tensor(const std::string& what, const bench::TensorSize& size) c
 // What it costs to give a tensor away, and to have another one: neither end looks at its bytes.
 void Cases::run_hand_over() const {
   const bench::TensorSize& size = bench::kTensorSizes.back();
-  report(std::string("hand over ").append(size.name), "us", [&] {
-    const auto give = [&] {
-      at::Tensor tensor = farspan::empty_shared({static_cast<int64_t>(size.bytes)}, at::kByte);
-      farspan::rpc_sync("server", numel, std::move(tensor));
-    };
-    bench::times_of(3, give);
-    return bench::median(bench::times_of(bench::kHandOvers, give));
-  });
+  if (!wants_of_size("hand over ", size)) return;
+  const auto give = [&] {
+    at::Tensor tensor = farspan::empty_shared({static_cast<int64_t>(size.bytes)}, at::kByte);
+    farspan::rpc_sync("server", numel, std::move(tensor));
+  };
+  bench::times_of(3, give);
+  bench::report_hand_over(transport_, bench::times_of(bench::kHandOvers, give));
 }
 
-void Cases::run_without_attach() const { run_tensor("without attach, tensor", bench::kEcho); }
+void Cases::run_without_attach() const { run_tensor("ring tensor ", bench::kEcho); }
 
 void Cases::run() const {
   run_small_calls();
@@ -120,7 +119,7 @@ void Cases::run() const {
   run_tensors();
   if (transport_ == "tcp") return;
   run_hand_over();
-  if (!wants_of_size("echo", bench::kEcho)) return;
+  if (!wants_of_size("echo ", bench::kEcho)) return;
   const at::Tensor tensor = at::ones({static_cast<int64_t>(bench::kEcho.bytes)}, at::kByte);
   const auto echo = [&] { farspan::rpc_sync("server", same, tensor); };
   bench::times_of(3, echo);

@@ -18,7 +18,8 @@ import unittest
 RUN = pathlib.Path(__file__).with_name("run")
 SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
 SHM_CASES = ("small call p99 shm", "small call after a pause p50 shm", "calls per second 8 threads shm",
-             "calls per second 128 in flight shm", "echo 64 MiB shm")
+             "calls per second 128 in flight shm", "echo 64 MiB shm", "ring tensor 64 MiB shm",
+             "hand over 256 MiB shm")
 CASES = {
     transport: [
         f"small call p50 {transport}",
@@ -144,8 +145,9 @@ class RunTest(unittest.TestCase):
         wanted = {(case, peer) for cases in CASES.values() for case in cases
                   for peer in ("pytorch", "grpc", "limit")}
         wanted -= {("calls per second 128 in flight shm", "limit"),  # has none
-                   ("calls per second 8 threads shm", "limit"),
-                   ("echo 64 MiB shm", "pytorch"), ("echo 64 MiB shm", "grpc")}
+                   ("calls per second 8 threads shm", "limit"), ("hand over 256 MiB shm", "limit"),
+                   *((f"{case} 64 MiB shm", peer) for case in ("echo", "ring tensor")
+                     for peer in ("pytorch", "grpc"))}
         self.assertEqual({(row["case"], row["peer"]) for row in rows}, wanted)
 
     def test_a_figure_is_the_median_of_its_rounds(self):

@@ -6,6 +6,7 @@
 // small call   both sides polling; nobody sleeps or is woken: a word in shared memory there and
 //              back, or 64 bytes through TCP
 // .. pause     64 bytes there and back through a unix socket on which both sides sleep
+// ring tensor  the bytes copied into a ring in shared memory, and out of it by the other process
 // tensor       the bytes there and 64 bytes back through a socket, polling or sleeping; on one
 //              host also a small call and one process_vm_readv of the bytes, by one thread or by
 //              two; the best of all counts
@@ -213,6 +214,46 @@ std::vector<double> read_other_process(size_t size, size_t calls, int readers, s
   return times;
 }
 
+// Microseconds for `size` bytes to go through a ring in shared memory: one process copies them in,
+// another one out, both polling.
+std::vector<double> copy_through_ring(size_t size, size_t calls) {
+  constexpr size_t kChunk = 64UL << 10, kChunks = 16;
+  struct Ring {
+    alignas(64) std::atomic<size_t> filled{0};
+    alignas(64) std::atomic<size_t> emptied{0};
+    alignas(64) std::array<std::array<char, kChunk>, kChunks> chunks;
+  };
+  void* at = mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  require(at != MAP_FAILED, "mmap");
+  Ring& ring = *new (at) Ring;
+  std::vector<double> times;
+  {
+    const Child child([&] {
+      const Block target(size);
+      for (size_t chunk = 0;; ++chunk) {
+        while (ring.filled.load(std::memory_order_acquire) == chunk) continue;
+        std::memcpy(target.data() + chunk * kChunk % size, ring.chunks[chunk % kChunks].data(),
+                    kChunk);
+        ring.emptied.store(chunk + 1, std::memory_order_release);
+      }
+    });
+    const Block source(size);
+    size_t chunk = 0;
+    const auto call = [&] {
+      for (size_t done = 0; done < size; done += kChunk, ++chunk) {
+        while (chunk - ring.emptied.load(std::memory_order_acquire) == kChunks) continue;
+        std::memcpy(ring.chunks[chunk % kChunks].data(), source.data() + done, kChunk);
+        ring.filled.store(chunk + 1, std::memory_order_release);
+      }
+      while (ring.emptied.load(std::memory_order_acquire) != chunk) continue;
+    };
+    times_of(2, call);
+    times = times_of(calls, call);
+  }
+  munmap(at, sizeof(Ring));
+  return times;
+}
+
 long futex(std::atomic<int>& word, int operation, int value) {
   return syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
 }
@@ -255,6 +296,7 @@ void report_limits(const std::string& transport) {
     report("small call p99 shm", percentile(small, 0.99), "us");
     const auto asleep = exchange("unix", kSmall, kCallsAfterPauses, Waiting::kSleeping, true);
     report("small call after a pause p50 shm", median(asleep), "us");
+    report_tensor(kEcho, transport, copy_through_ring(kEcho.bytes, kEcho.calls), "ring tensor ");
   }
 
   for (const TensorSize& size : kTensorSizes) {
