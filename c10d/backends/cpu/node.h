@@ -18,8 +18,8 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/loop.h>
-#include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/net/memory_pool.h>
+#include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/store/store.h>
 
 namespace farspan::dist::cpu {
