@@ -122,16 +122,13 @@ void MappedBlocks::drop_unused() noexcept {
   MutexLock lock(mutex_);
   will_look_ = false;
   TimePoint oldest = TimePoint::max();
-  std::erase_if(all_, [&](const All::value_type& each) {
-    const Mapped& mapped = each.second;
-    if (mapped.in_use) return false;
-    if (mapped.idle_since > latest) {
-      oldest = std::min(oldest, mapped.idle_since);
-      return false;
-    }
-    idle_bytes_ -= mapped.memory.size();
-    return true;
-  });
+  for (auto each = all_.begin(); each != all_.end();) {
+    const Mapped& mapped = each->second;
+    const bool unused = !mapped.in_use && mapped.idle_since <= latest;
+    if (unused) idle_bytes_ -= mapped.memory.size();
+    if (!unused && !mapped.in_use) oldest = std::min(oldest, mapped.idle_since);
+    each = unused ? all_.erase(each) : std::next(each);
+  }
   if (oldest != TimePoint::max() && timers_) look_later_locked(oldest);
 }
 
