@@ -18,6 +18,7 @@ namespace {
 
 constexpr Millis kSendingTime{1'000};  // for what was sent, when this rank ends
 constexpr Millis kTellingTime{100};    // for a line to one rank, to tell it of a failure
+constexpr Millis kAnswerTime{500};     // for a rank to say for whom it waits
 
 // Processes of one network share the loopback addresses: see net::host_id().
 std::string network_of(const Address& address) {
@@ -131,6 +132,10 @@ void Node::open_post() {
   world.on_gone = [weak](int rank) {
     if (const auto self = weak.lock()) self->note_gone(rank);
   };
+  world.waits_for = [weak](uint64_t group) {
+    const auto self = weak.lock();
+    return self ? self->waits_for(group) : WaitsFor{};
+  };
   world.on_failed = [weak](uint64_t group, const Error& why) {
     if (const auto self = weak.lock()) self->note_failure_soon(group, why);
   };
@@ -204,6 +209,28 @@ void Node::watch(int rank) noexcept {
   } catch (const Error& error) {
     if (error.code() == Code::kDisconnected) post_->suspect(rank);
   }
+}
+
+WaitsFor Node::waits_for(uint64_t id) const noexcept {
+  std::shared_ptr<Team> team;
+  {
+    MutexLock lock(mutex_);
+    const auto wanted = wanted_.find(id);
+    if (wanted != wanted_.end()) return {wanted->second.leader, false};
+    for (const Member& member : members_) {
+      if (member.id == id) team = member.team.lock();
+    }
+  }
+  return team ? team->waits().now() : WaitsFor{};
+}
+
+Late Node::find_late(uint64_t id, WaitsFor whom) const noexcept {
+  for (int asked = 0; asked < world_size_; ++asked) {
+    const auto next = post_->ask_waits(id, whom.rank, Deadline::after(kAnswerTime));
+    if (!next || next->rank < 0 || next->rank >= world_size_ || next->rank == rank_) break;
+    whom = *next;
+  }
+  return {name_of(whom.rank), whom.has_called};
 }
 
 void Node::on_message(HostLine& line, const HostMessage& message, net::OwnedDescriptor descriptor) {
@@ -489,15 +516,18 @@ std::shared_ptr<Team> Node::make_team(uint64_t id, const std::vector<int>& ranks
   const auto size = static_cast<int>(ranks.size());
   const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
   auto memory = self == 0 ? lead(id, size) : follow(id, ranks.front(), size, deadline);
-  std::vector<std::string> names;
-  for (const int rank : ranks) names.push_back(name_of(rank));
+  Team::World world;
+  world.ranks = ranks;
+  for (const int rank : ranks) world.names.push_back(name_of(rank));
+  world.on_long_wait = [weak = weak_from_this(), ranks](int place) {
+    if (const auto node = weak.lock()) node->watch(ranks[static_cast<size_t>(place)]);
+  };
+  world.find_late = [weak = weak_from_this(), id](WaitsFor whom) {
+    const auto node = weak.lock();
+    return node ? node->find_late(id, whom) : Late{"a rank", whom.has_called};
+  };
   auto team = std::make_shared<Team>(std::make_shared<Segment>(std::move(memory), size),
-                                     tuning().small, static_cast<int>(self), std::move(names),
-                                     [weak = weak_from_this(), ranks](int place) {
-                                       if (const auto node = weak.lock()) {
-                                         node->watch(ranks[static_cast<size_t>(place)]);
-                                       }
-                                     });
+                                     tuning().small, static_cast<int>(self), std::move(world));
   enlist(id, team, ranks);
   return team;
 }

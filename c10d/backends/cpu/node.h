@@ -71,6 +71,12 @@ class Node : public std::enable_shared_from_this<Node> {
   // Somebody waits long for this rank: from now on its end is noticed.
   void watch(int rank) noexcept;
 
+  // For whom this process waits in a group's collectives.
+  WaitsFor waits_for(uint64_t id) const noexcept;
+  // Who holds up a collective for which this process has waited too long: follows the answers of
+  // those that are waited for, to one that waits for nobody, or gives none within half a second.
+  Late find_late(uint64_t id, WaitsFor whom) const noexcept;
+
   void stop() noexcept;
 
  private:
@@ -120,7 +126,7 @@ class Node : public std::enable_shared_from_this<Node> {
   std::unique_ptr<net::Loop::Listening> listening_;
   std::string host_socket_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::set<int> gone_ FARSPAN_GUARDED_BY(mutex_);
   std::map<int, std::shared_ptr<HostLine>> lines_ FARSPAN_GUARDED_BY(mutex_);  // by rank

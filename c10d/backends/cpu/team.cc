@@ -36,13 +36,11 @@ int cores() noexcept {
 
 }  // namespace
 
-Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank,
-           std::vector<std::string> names, OnLongWait on_long_wait)
+Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank, World world)
     : segment_(std::move(segment)),
       small_bytes_(small_bytes),
       rank_(rank),
-      names_(std::move(names)),
-      on_long_wait_(std::move(on_long_wait)),
+      world_(std::move(world)),
       crowded_(segment_->ranks() > cores()) {}
 
 void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks) {
@@ -114,10 +112,12 @@ void Team::wait_for(int rank, Stage stage, uint64_t value) {
 
 void Team::sleep_until(int rank, Stage stage, uint64_t value) {
   std::atomic<uint32_t>& asleep = own().asleep;
+  waits_.begin(whom(rank, stage));
   for (int sleeps = 0;; ++sleeps) {
     asleep.store(1, std::memory_order_seq_cst);
     if (segment_->seat(rank).flags[stage].value.load(std::memory_order_seq_cst) >= value) {
       asleep.store(0);
+      waits_.end();
       return;
     }
     try {
@@ -129,7 +129,8 @@ void Team::sleep_until(int rank, Stage stage, uint64_t value) {
     const Millis left =
         std::chrono::ceil<Millis>(std::min<Clock::duration>(deadline_.remaining(), kLongestSleep));
     futex_wait(asleep, 1, left);
-    if (sleeps % kSleepsUntilWatch == kSleepsUntilWatch - 1 && on_long_wait_) on_long_wait_(rank);
+    const bool is_long = sleeps % kSleepsUntilWatch == kSleepsUntilWatch - 1;
+    if (is_long && world_.on_long_wait) world_.on_long_wait(rank);
   }
 }
 
@@ -150,7 +151,7 @@ void Team::check(int waited_for, Stage stage, uint64_t value) {
     throw failure();
   }
   if (!deadline_.expired()) return;
-  fail(late(waited_for));
+  fail(late(whom(waited_for, stage), entered_));
   throw failure();
 }
 
@@ -166,9 +167,16 @@ void Team::leave() noexcept {
   lose(rank_, Absence::kLeft);
 }
 
-Error Team::late(int rank) const {
-  const bool has_called = segment_->seat(rank).flags[Stage::kEntered].value.load() >= mark(0);
-  return late_error(name_of(rank_), entered_, name_of(rank), has_called);
+WaitsFor Team::whom(int rank, Stage stage) const {
+  return {world_.ranks[static_cast<size_t>(rank)], stage != Stage::kEntered};
+}
+
+Error Team::late(WaitsFor whom, TimePoint since) const {
+  const auto found = std::find(world_.ranks.begin(), world_.ranks.end(), whom.rank);
+  const auto place = static_cast<size_t>(found - world_.ranks.begin());
+  const Late late =
+      world_.find_late ? world_.find_late(whom) : Late{world_.names.at(place), whom.has_called};
+  return late_error(name_of(rank_), since, late.name, late.has_called);
 }
 
 // Under a lock, so that whoever comes second finds the failure there.

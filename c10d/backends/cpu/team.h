@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <farspan/c10d/backends/cpu/segment.h>
+#include <farspan/c10d/backends/cpu/waits.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
@@ -29,17 +30,24 @@ class Team {
  public:
   using Stage = SharedSeat::Stage;
 
-  using OnLongWait = std::function<void(int rank)>;
-  //   small_bytes   up to this size data travel with the call; kSmallBytes at most
-  //   names         of the ranks, for errors: "rank 3 (host:pid)", in the default group
-  //   on_long_wait  when the calling thread has waited for a while for a rank; may call lose()
-  Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank,
-       std::vector<std::string> names, OnLongWait on_long_wait = nullptr);
+  // What the team does not know itself.
+  struct World {
+    std::vector<int> ranks;          // in the default group, by rank here
+    std::vector<std::string> names;  // "rank 3 (host:pid)", likewise
+    // The calling thread has waited for a while for a rank of the team; may call lose(). May be
+    // null.
+    std::function<void(int rank)> on_long_wait = nullptr;
+    // Follows who waits for whom, from one that has not come in time; may take a while. Null: it is
+    // that one.
+    std::function<Late(WaitsFor)> find_late = nullptr;
+  };
+  //   small_bytes  up to this size data travel with the call; kSmallBytes at most
+  Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank, World world);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return segment_->ranks(); }
   // "rank 3 (host:pid)", in the default group.
-  const std::string& name_of(int rank) const { return names_[static_cast<size_t>(rank)]; }
+  const std::string& name_of(int rank) const { return world_.names[static_cast<size_t>(rank)]; }
   Segment& segment() noexcept { return *segment_; }
   size_t small_bytes() const noexcept { return small_bytes_; }
 
@@ -61,6 +69,11 @@ class Team {
   void await(int rank, Stage stage, uint64_t chunks);
   // All but this one.
   void await_others(Stage stage, uint64_t chunks);
+
+  // For whom this rank waits, in the team or beyond; and what ends it when time is over.
+  //   since  when it began to wait
+  Waits& waits() noexcept { return waits_; }
+  Error late(WaitsFor whom, TimePoint since) const;
 
   // Ends what is under way on all ranks, and all that comes. The first counts. Does not block.
   void fail(const Error& why) noexcept;
@@ -89,17 +102,17 @@ class Team {
   void sleep_until(int rank, Stage stage, uint64_t value);
   void wake(int rank) noexcept;
   void check(int waited_for, Stage stage, uint64_t value);
-  Error late(int rank) const;
+  WaitsFor whom(int rank, Stage stage) const;
 
   const std::shared_ptr<Segment> segment_;
   const size_t small_bytes_;
   const int rank_;
-  const std::vector<std::string> names_;
-  const OnLongWait on_long_wait_;
+  const World world_;
   const bool crowded_;  // more ranks than cores
   uint64_t epoch_ = 0;
   Deadline deadline_;  // of the call
   TimePoint entered_{};
+  Waits waits_;
   std::atomic<bool> left_{false}, met_{false};
   Mutex telling_;
   bool told_ FARSPAN_GUARDED_BY(telling_) = false;  // this rank has told of a failure

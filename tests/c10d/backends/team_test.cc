@@ -23,14 +23,19 @@ using ::testing::HasSubstr;
 // Ranks on threads over one segment.
 class TeamTest : public ::testing::Test {
  protected:
-  std::vector<std::unique_ptr<Team>> make(int ranks, Team::OnLongWait on_long_wait = nullptr) {
+  std::vector<std::unique_ptr<Team>> make(int ranks,
+                                          std::function<void(int)> on_long_wait = nullptr) {
     auto segment =
         std::make_shared<Segment>(net::SharedMemory::create(Segment::bytes_for(ranks)), ranks);
-    std::vector<std::string> names;
-    for (int rank = 0; rank < ranks; ++rank) names.push_back("rank " + std::to_string(rank));
+    Team::World world;
+    world.on_long_wait = std::move(on_long_wait);
+    for (int rank = 0; rank < ranks; ++rank) {
+      world.ranks.push_back(rank);
+      world.names.push_back("rank " + std::to_string(rank));
+    }
     std::vector<std::unique_ptr<Team>> teams;
     for (int rank = 0; rank < ranks; ++rank) {
-      teams.push_back(std::make_unique<Team>(segment, kSmallBytes, rank, names, on_long_wait));
+      teams.push_back(std::make_unique<Team>(segment, kSmallBytes, rank, world));
     }
     return teams;
   }

@@ -1,7 +1,5 @@
 #include <farspan/c10d/backends/cpu/hosts/exchange.h>
 
-#include <farspan/c10d/backends/late.h>
-
 namespace farspan::dist::cpu::hosts {
 namespace {
 
@@ -20,8 +18,8 @@ Message Exchange::message(int rank) const {
   Message message;
   message.peer = rank;
   message.type = DType::UINT8;
-  message.deadline = deadline_;
-  return message;
+  return message;  // without a deadline: it stays until all ranks know why the collective has
+                   // failed
 }
 
 Exchange::Ticket Exchange::keep(int rank, Future<int> message) {
@@ -48,14 +46,13 @@ Exchange::Ticket Exchange::receive(int rank, std::span<std::byte> bytes) {
 
 void Exchange::wait(const Ticket& ticket) {
   const auto& [rank, message] = ticket;
-  try {
-    message.wait();
-  } catch (const Error& error) {
-    if (error.code() != Code::kTimeout || !deadline_.expired()) throw;  // others have told
-    const auto& names = *channel_.names;
-    const auto self = static_cast<size_t>(channel_.spec->rank);
-    throw late_error(names[self], begun_, names[static_cast<size_t>(rank)], agreed_);
+  if (!message.ready()) {
+    const WaitsFor whom{channel_.spec->ranks[static_cast<size_t>(rank)], agreed_};
+    team_.waits().begin(whom);
+    if (!message.wait_until(deadline_)) throw team_.late(whom, begun_);
+    if (!message.has_error()) team_.waits().end();
   }
+  message.wait();
 }
 
 void Exchange::wait(std::vector<Ticket>& tickets) {

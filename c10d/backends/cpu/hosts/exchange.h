@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <farspan/c10d/backends/cpu/post/post.h>
+#include <farspan/c10d/backends/cpu/team.h>
 
 namespace farspan::dist::cpu::hosts {
 
@@ -26,7 +27,9 @@ struct Channel {
 // Threading: one thread.
 class Exchange {
  public:
-  Exchange(const Channel& channel, Deadline deadline) : channel_(channel), deadline_(deadline) {}
+  //   team  of the ranks of this host, who are told for whom this one waits
+  Exchange(const Channel& channel, Team& team, Deadline deadline)
+      : channel_(channel), team_(team), deadline_(deadline) {}
   // Where something is under way still, after an error, ends all that this group exchanges.
   ~Exchange();
   Exchange(const Exchange&) = delete;
@@ -52,6 +55,7 @@ class Exchange {
   Message message(int rank) const;
 
   const Channel channel_;
+  Team& team_;
   const Deadline deadline_;
   const TimePoint begun_ = Clock::now();
   bool agreed_ = false;

@@ -5,21 +5,9 @@
 #include <farspan/c10d/backends/cpu/host/collectives.h>
 
 namespace farspan::dist::cpu::hosts {
-namespace {
-
-// Who waits for another host gives it this much more time than its own ranks have: then the host
-// where somebody is missing is the first to say so, by name. And the ranks of a host give their
-// lead more again.
-constexpr Millis kGrace{250};
-
-Deadline later(Deadline deadline, Millis by) noexcept {
-  return deadline.is_never() ? deadline : Deadline(deadline.at() + by);
-}
-
-}  // namespace
 
 Meeting::Meeting(const Hosts& hosts, const Call& call)
-    : hosts_(hosts), call_(call), exchange_(hosts.channel, later(call.deadline, kGrace)) {
+    : hosts_(hosts), call_(call), exchange_(hosts.channel, hosts.team, call.deadline) {
   for (int other = 0; other < layout().hosts(); ++other) {
     if (other != host()) other_leads_.push_back(layout().at(other, 0));
   }
@@ -66,7 +54,6 @@ void Meeting::meet() {
 
 Call Meeting::within(int root) const {
   Call call = call_;
-  call.deadline = later(call_.deadline, 2 * kGrace);
   call.signature.root = root;
   if (call_.reduce() == ReduceOp::kAvg) {  // divided once, at the end
     call.signature.reduce = static_cast<uint8_t>(ReduceOp::kSum);

@@ -23,11 +23,14 @@ struct Letter {
     kWithdraw = 5,  // of an offer: whoever sent it has given up
     kAskLeft = 6,   // whether the other end, `from` in the group, has left it
     kFailed = 7,    // the group is of no use any more; a ToldError follows
+    kAskWaits = 8,  // for whom the other end waits in the group's collectives
     // Answers:
     kAccept = 16,   // of an offer
     kRefuse = 17,   // of an offer; `bytes` of text say why, `count` is the Code
     kClaimed = 18,  // messages of so many bytes (`count`) have been asked for
     kTaken = 19,    // of an offer, whose bytes have been read where they lay
+    kWaits = 20,    // of kAskWaits, with its `offer`: for `from`, in the default group, or nobody;
+                    // `count`: 1 if that one has called the collective
     // Both ways:
     kLeft = 32,  // `from` has left the group
   };

@@ -14,6 +14,7 @@
 
 #include <farspan/c10d/backends/cpu/post/line.h>
 #include <farspan/c10d/backends/cpu/post/pull.h>
+#include <farspan/c10d/backends/cpu/waits.h>
 #include <farspan/c10d/backends/messages/inbox.h>
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
@@ -37,8 +38,9 @@ struct PostWorld {
   uint64_t stripe_bytes = 0;
   size_t stripes = 1;
   uint64_t attach_bytes = 0;  // within the host: from this size on receivers read senders' memory
-  std::function<void(int)> watch;    // somebody waits long for this rank
-  std::function<void(int)> on_gone;  // the line to it has ended
+  std::function<void(int)> watch;                     // somebody waits long for this rank
+  std::function<void(int)> on_gone;                   // the line to it has ended
+  std::function<WaitsFor(uint64_t group)> waits_for;  // this process; be quick
   // A rank has told that this group is of no use any more. From the thread that reads: be quick.
   std::function<void(uint64_t group, const Error& why)> on_failed;
 };
@@ -74,6 +76,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   // Tells another rank that a group has failed, if there is a line to it, or one `may_dial`. Does
   // not block.
   void tell_failure(uint64_t group, int rank, const Error& why, bool may_dial) noexcept;
+  // For whom another rank waits in a group's collectives; nothing: it has not answered in time.
+  std::optional<WaitsFor> ask_waits(uint64_t group, int rank, Deadline deadline) noexcept;
   // This rank has left a group: what is under way here ends, and others are told.
   void leave(uint64_t group, const GroupSpec& spec) noexcept;
   // A connection to a rank, of this or another kind, has ended: calls on_gone(), soon.
@@ -246,6 +250,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   std::vector<std::shared_ptr<Line>> visitors_ FARSPAN_GUARDED_BY(mutex_);
   std::map<uint64_t, std::shared_ptr<Sending>> offers_ FARSPAN_GUARDED_BY(mutex_);
   std::map<FillingKey, std::shared_ptr<Filling>> fillings_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<uint64_t, Promise<WaitsFor>> questions_ FARSPAN_GUARDED_BY(mutex_);  // of ask_waits()
   // Of eager messages from this rank to itself that nobody has asked for.
   uint64_t own_unclaimed_ FARSPAN_GUARDED_BY(mutex_) = 0;
 };

@@ -78,6 +78,25 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
     case Letter::kLeft:
       note_left(letter, doing);
       break;
+    case Letter::kAskWaits: {
+      const WaitsFor whom = world_.waits_for(letter.group);
+      Letter answer = letter;
+      answer.kind = Letter::kWaits;
+      answer.from = whom.rank;
+      answer.count = whom.has_called ? 1 : 0;
+      line.post(answer);
+      break;
+    }
+    case Letter::kWaits: {
+      MutexLock lock(mutex_);
+      const auto found = questions_.find(letter.offer);
+      if (found == questions_.end()) break;
+      endings.push_back({.future = nullptr, .go_on = [asked = found->second, letter] {
+                           asked.set_value(WaitsFor{letter.from, letter.count != 0});
+                         }});
+      questions_.erase(found);
+      break;
+    }
     case Letter::kFailed:
       world_.on_failed(letter.group, messages::ToldError::from(rest));
       break;

@@ -187,6 +187,27 @@ void Post::look() {
   for (const auto& [group, rank] : looks.asked) ask_whether_left(group, rank);
 }
 
+std::optional<WaitsFor> Post::ask_waits(uint64_t group, int rank, Deadline deadline) noexcept {
+  const Promise<WaitsFor> promise;
+  const auto answer = promise.future();
+  Letter letter;
+  letter.kind = Letter::kAskWaits;
+  letter.group = group;
+  letter.offer = next_offer_.fetch_add(1);
+  {
+    MutexLock lock(mutex_);
+    questions_.emplace(letter.offer, promise);
+  }
+  const auto line = line_to(rank);
+  const bool came = line->post(letter) && reactor_->wait(*answer.state(), deadline, line.get());
+  {
+    MutexLock lock(mutex_);
+    questions_.erase(letter.offer);
+  }
+  if (!came) return std::nullopt;
+  return answer.value();
+}
+
 // The answer comes only from who has.
 void Post::ask_whether_left(uint64_t group, int rank) {
   Letter letter;
