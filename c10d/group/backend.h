@@ -64,6 +64,10 @@ struct GroupSpec {
 // be used again. The group calls one at a time, in the same order on each rank, from any thread.
 // Blocks of one rank may be the same memory where that makes sense (in and out of its own part).
 //
+// A call that fails on one rank ends on all that are in it or come to it, and so does each later
+// one. Ranks that are still in an earlier call finish that: all that it needs of the others is
+// done.
+//
 //   throws  Error, and the group is of no use after that: kTimeout (names who is waited for),
 //           kDisconnected (names who is gone), kShapeMismatch (what the ranks disagree on),
 //           kCancelled (abort)
@@ -105,9 +109,10 @@ class Backend {
   // kShapeMismatch when what comes has another type or size.
   virtual Future<int> recv(const Message& message, Block data) = 0;
 
-  // Ends what is under way, here and on the other ranks, and all that comes, with `why`. Does not
-  // block; the first call counts.
-  virtual void abort(const Error& why) noexcept = 0;
+  // Ends messages and collectives that are under way, here and on the other ranks, and all that
+  // come, with `why`. Does not block; the first of the earliest collective counts.
+  //   since  the sequence of the first collective that ends: what is before goes on
+  virtual void abort(const Error& why, uint64_t since) noexcept = 0;
 
   // This rank calls nothing more: what is under way here ends with kShutdown. Other ranks that need
   // it see that it has left. Does not block.

@@ -116,7 +116,7 @@ void ProcessGroup::abort(const std::string& why) noexcept {
     if (!failure_) failure_ = error;
     failed_ = true;
   }
-  if (backend_) backend_->abort(error);
+  if (backend_) backend_->abort(error, 0);
 }
 
 std::optional<Error> ProcessGroup::failure() const {
@@ -174,7 +174,7 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
     failed_ = true;
   }
   // Others cannot know of what went wrong on this side of the backend.
-  backend_->abort(error);
+  backend_->abort(error, signature.sequence);
   if (error.code() == Code::kTimeout) {
     std::string last = dump();
     last.pop_back();  // the log ends the line

@@ -136,9 +136,13 @@ def main():
     closing = last_line(out).split()[0]
     press_control_c(command)
 
-    ways, hit, slowest = list(WAYS), 0, 0
-    for number in range(moments):
-        way, moment = ways[number % len(ways)], whole * (number + random.random()) / moments
+    ways, hit, tries, slowest = list(WAYS), 0, 0, 0
+    while hit < moments:
+        assert tries < 5 * moments, f"it was running in {hit} of {tries} tries: the moments prove nothing"
+        # Each in its part of the run; where that was too early or too late, in any.
+        part = (hit + random.random()) / moments if tries == hit else random.random()
+        way, moment = ways[hit % len(ways)], whole * part
+        tries += 1
         try:
             ran, took, lasted = end_at(command, moment, way, closing)
         except AssertionError:
@@ -146,8 +150,7 @@ def main():
             raise
         hit, slowest = hit + ran, max(slowest, took)
         whole = min(whole, lasted)  # other programs may have slowed down the first two
-    print(f"{hit} of {moments} times ended within {whole:.1f} s of work; slowest {slowest:.2f} s")
-    assert hit >= moments * 0.6, "it was hardly ever running: the moments prove nothing"
+    print(f"ended {hit} times within {whole:.1f} s of work, in {tries} tries; slowest {slowest:.2f} s")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class CpuBackend final : public Backend {
     return node_->post().recv(id_, spec_, message, data);
   }
 
-  void abort(const Error& why) noexcept override;
+  void abort(const Error& why, uint64_t since) noexcept override;
   void leave() noexcept override;
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
     return std::make_shared<CpuBackend>(node_, std::move(spec));
@@ -114,8 +114,10 @@ class CpuBackend final : public Backend {
       among(meeting);
     } catch (...) {  // before this rank takes back what it has offered: others should know why
       // That another rank is gone may follow from what the ranks of this host know already.
-      const Error why = here.failed() ? here.failure() : to_error(std::current_exception());
-      abort(why);
+      const uint64_t sequence = call.signature.sequence;
+      const Error why =
+          here.has_failed(sequence) ? here.failure() : to_error(std::current_exception());
+      abort(why, sequence);
       throw why;
     }
   }
@@ -131,7 +133,8 @@ class CpuBackend final : public Backend {
   Mutex mutex_;
   std::shared_ptr<Team> team_ FARSPAN_GUARDED_BY(mutex_);
   bool left_ FARSPAN_GUARDED_BY(mutex_) = false;
-  bool told_ FARSPAN_GUARDED_BY(mutex_) = false;  // others of a failure
+  // Others have been told of a failure, of the calls from this one on.
+  std::optional<uint64_t> told_since_ FARSPAN_GUARDED_BY(mutex_);
 };
 
 // The first collective connects.
@@ -142,7 +145,7 @@ Team& CpuBackend::team(const Call& call) {
       throw Error(Code::kUnavailable, std::to_string(near_.size()) + " ranks on one host, and " +
                                           std::to_string(kMostRanks) + " at most");
     }
-    auto team = node_->make_team(id_, near_, call.deadline);
+    auto team = node_->make_team(id_, near_, call);
     MutexLock lock(mutex_);
     if (left_) throw Error(Code::kShutdown, "this rank has left the group");
     team_ = std::move(team);
@@ -150,24 +153,26 @@ Team& CpuBackend::team(const Call& call) {
     return *team_;
   } catch (const Error& error) {
     // The others do not share any memory with this rank in which they could see that.
-    abort(error);
+    abort(error, call.signature.sequence);
     throw;
   }
 }
 
 // In the group's memory, for those that are in a collective; and by messages, for those that have
 // not got that memory, or wait for a message. One rank tells all.
-void CpuBackend::abort(const Error& why) noexcept {
+void CpuBackend::abort(const Error& why, uint64_t since) noexcept {
   bool others_tell = false;
   {
     MutexLock lock(mutex_);
-    if (left_ || std::exchange(told_, true)) return;  // that a rank has left is no failure
-    if (team_) team_->fail(why);
+    if (left_) return;  // that a rank has left is no failure
+    if (told_since_ && *told_since_ <= since) return;
+    told_since_ = since;
+    if (team_) team_->fail(why, since);
     // Whoever was first among those that share the memory tells all.
     others_tell = team_ && team_->have_met() && !team_->failed_first();
   }
-  if (others_tell) node_->note_failure(id_, why);
-  node_->tell_failure(id_, spec_.ranks, why);
+  if (others_tell) node_->note_failure(id_, {why, since});
+  node_->tell_failure(id_, spec_.ranks, {why, since});
   node_->post().fail(id_, why);
   node_->post().fail(channel_of(id_), why);
 }

@@ -136,8 +136,8 @@ void Node::open_post() {
     const auto self = weak.lock();
     return self ? self->waits_for(group) : WaitsFor{};
   };
-  world.on_failed = [weak](uint64_t group, const Error& why) {
-    if (const auto self = weak.lock()) self->note_failure_soon(group, why);
+  world.on_failed = [weak](uint64_t group, const Failure& failure) {
+    if (const auto self = weak.lock()) self->note_failure_soon(group, failure);
   };
   post_->open(std::move(world));
 }
@@ -217,9 +217,7 @@ WaitsFor Node::waits_for(uint64_t id) const noexcept {
     MutexLock lock(mutex_);
     const auto wanted = wanted_.find(id);
     if (wanted != wanted_.end()) return {wanted->second.leader, false};
-    for (const Member& member : members_) {
-      if (member.id == id) team = member.team.lock();
-    }
+    team = team_of_locked(id);
   }
   return team ? team->waits().now() : WaitsFor{};
 }
@@ -283,41 +281,57 @@ void Node::take(const HostMessage& given, net::OwnedDescriptor descriptor) {
   }
 }
 
-bool Node::is_first_failure(uint64_t id, const Error& why) noexcept {
-  MutexLock lock(mutex_);
-  return !forgotten_.contains(id) && failures_.emplace(id, why).second;
+// Who lets go of it must not have the lock.
+std::shared_ptr<Team> Node::team_of_locked(uint64_t id) const {
+  for (const Member& member : members_) {
+    if (member.id == id) return member.team.lock();
+  }
+  return nullptr;
 }
 
-void Node::end_failed(uint64_t id, const Error& why) noexcept {
+bool Node::is_first_failure(uint64_t id, const Failure& failure) noexcept {
+  MutexLock lock(mutex_);
+  if (forgotten_.contains(id)) return false;
+  const auto [known, is_new] = failures_.emplace(id, failure);
+  if (is_new || known->second.since <= failure.since) return is_new;
+  known->second = failure;
+  return true;
+}
+
+void Node::end_failed(uint64_t id, const Failure& failure) noexcept {
   std::shared_ptr<Team> team;
   std::optional<Promise<net::OwnedDescriptor>> wanted;
   {
     MutexLock lock(mutex_);
-    for (const Member& member : members_) {
-      if (member.id == id) team = member.team.lock();
-    }
+    team = team_of_locked(id);
     const auto found = wanted_.find(id);
-    if (found != wanted_.end()) {
+    if (found != wanted_.end() && failure.since <= found->second.call) {
       wanted = found->second.memory;
       wanted_.erase(found);
     }
   }
-  if (wanted) wanted->set_error(why);
-  if (team) team->fail(why);
-  post_->fail(id, why);
-  post_->fail(channel_of(id), why);
+  if (wanted) wanted->set_error(failure.why);
+  if (team) team->fail(failure.why, failure.since);
+  post_->fail(id, failure.why);
+  // A rank that is still in an earlier call fails when it comes to the next.
+  if (team && failure.since <= team->call()) post_->fail(channel_of(id), failure.why);
 }
 
-void Node::note_failure(uint64_t id, const Error& why) noexcept {
-  if (is_first_failure(id, why)) end_failed(id, why);
+void Node::note_failure(uint64_t id, const Failure& failure) noexcept {
+  if (is_first_failure(id, failure)) end_failed(id, failure);
 }
 
 // In the thread that reads: what ends by it, which may do anything, ends in another.
-void Node::note_failure_soon(uint64_t id, const Error& why) noexcept {
-  post_->note_failure(id, why);
-  post_->note_failure(channel_of(id), why);
-  reactor_->timers().add(Clock::now(), [weak = weak_from_this(), id, why] {
-    if (const auto self = weak.lock()) self->note_failure(id, why);
+void Node::note_failure_soon(uint64_t id, const Failure& failure) noexcept {
+  std::shared_ptr<Team> team;
+  {
+    MutexLock lock(mutex_);
+    team = team_of_locked(id);
+  }
+  post_->note_failure(id, failure.why);
+  if (team && failure.since <= team->call()) post_->note_failure(channel_of(id), failure.why);
+  reactor_->timers().add(Clock::now(), [weak = weak_from_this(), id, failure] {
+    if (const auto self = weak.lock()) self->note_failure(id, failure);
   });
 }
 
@@ -363,12 +377,13 @@ void Node::send_soon(int rank, const HostMessage& message) noexcept {
 }
 
 // Before this rank takes anything back, so that others know why.
-void Node::tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept {
-  const bool is_first = is_first_failure(id, why);
+void Node::tell_failure(uint64_t id, const std::vector<int>& ranks,
+                        const Failure& failure) noexcept {
+  const bool is_first = is_first_failure(id, failure);
   for (const int rank : ranks) {
-    if (rank != rank_) post_->tell_failure(id, rank, why, is_first);
+    if (rank != rank_) post_->tell_failure(id, rank, failure, is_first);
   }
-  if (is_first) end_failed(id, why);
+  if (is_first) end_failed(id, failure);
 }
 
 void Node::tell_left(uint64_t id, int leader) noexcept {
@@ -449,7 +464,7 @@ void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vec
   MutexLock lock(mutex_);
   members_.push_back({id, team, ranks});
   const auto failed = failures_.find(id);
-  if (failed != failures_.end()) team->fail(failed->second);
+  if (failed != failures_.end()) team->fail(failed->second.why, failed->second.since);
   const auto left = left_.find(id);
   for (size_t place = 0; place < ranks.size(); ++place) {
     if (gone_.contains(ranks[place])) team->lose(static_cast<int>(place));
@@ -481,26 +496,27 @@ net::SharedMemory Node::lead(uint64_t id, int ranks) {
   return memory;
 }
 
-net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline deadline) {
+net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, const Call& call) {
+  const uint64_t sequence = call.signature.sequence;
   const TimePoint begun = Clock::now();
   const Promise<net::OwnedDescriptor> promise;
   auto future = promise.future();
   {
     MutexLock lock(mutex_);
     const auto failed = failures_.find(id);
-    if (failed != failures_.end()) throw failed->second;
+    if (failed != failures_.end() && failed->second.since <= sequence) throw failed->second.why;
     if (left_[id].contains(leader)) {
       throw Error(Code::kDisconnected, name_of(leader) + " has left the group");
     }
-    wanted_.insert_or_assign(id, Wanted{leader, promise});
+    wanted_.insert_or_assign(id, Wanted{leader, sequence, promise});
   }
   HostMessage ask;
   ask.kind = HostMessage::kAsk;
   ask.id = id;
   try {
-    const auto line = line_to(leader, deadline);
+    const auto line = line_to(leader, call.deadline);
     if (!line->send(ask)) throw Error(Code::kDisconnected, name_of(leader) + " is gone");
-    if (!reactor_->wait(*future.state(), deadline, line.get())) {
+    if (!reactor_->wait(*future.state(), call.deadline, line.get())) {
       throw late_error(name_of(rank_), begun, name_of(leader), false);
     }
     return net::SharedMemory::open(std::move(future).wait(), Segment::bytes_for(ranks));
@@ -512,10 +528,10 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, Deadline dead
 }
 
 std::shared_ptr<Team> Node::make_team(uint64_t id, const std::vector<int>& ranks,
-                                      Deadline deadline) {
+                                      const Call& call) {
   const auto size = static_cast<int>(ranks.size());
   const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-  auto memory = self == 0 ? lead(id, size) : follow(id, ranks.front(), size, deadline);
+  auto memory = self == 0 ? lead(id, size) : follow(id, ranks.front(), size, call);
   Team::World world;
   world.ranks = ranks;
   for (const int rank : ranks) world.names.push_back(name_of(rank));

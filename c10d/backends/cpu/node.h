@@ -54,14 +54,15 @@ class Node : public std::enable_shared_from_this<Node> {
   // get it from that one, once it has come as well.
   //   ranks   in the default group, all on this host
   //   throws  Error kTimeout, kDisconnected (names the first rank), kOverloaded
-  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks, Deadline deadline);
+  std::shared_ptr<Team> make_team(uint64_t id, const std::vector<int>& ranks, const Call& call);
 
-  // Tells the ranks of a group that it has failed: for when they cannot see it in its memory, which
-  // not all of them may have yet, or are on other hosts. Where another rank has told this one, and
-  // so is about to tell all, only those that may see this one end. Does not block.
-  void tell_failure(uint64_t id, const std::vector<int>& ranks, const Error& why) noexcept;
+  // Tells the ranks of a group that it has failed, from a call on: for when they cannot see it in
+  // its memory, which not all of them may have yet, or are on other hosts. Where another rank has
+  // told this one, and so is about to tell all, only those that may see this one end. Does not
+  // block.
+  void tell_failure(uint64_t id, const std::vector<int>& ranks, const Failure& failure) noexcept;
   // Another rank has told of a failure, and tells all.
-  void note_failure(uint64_t id, const Error& why) noexcept;
+  void note_failure(uint64_t id, const Failure& failure) noexcept;
   // This rank has left a group before it had its memory: tells `leader`, or who asks this one for
   // it.
   void tell_left(uint64_t id, int leader) noexcept;
@@ -87,6 +88,7 @@ class Node : public std::enable_shared_from_this<Node> {
   };
   struct Wanted {  // the memory of a group that another rank leads
     int leader;
+    uint64_t call;  // this rank's first one
     Promise<net::OwnedDescriptor> memory;
   };
 
@@ -107,13 +109,14 @@ class Node : public std::enable_shared_from_this<Node> {
   void on_end(HostLine& line);
   void note_gone(int rank) noexcept;
   net::SharedMemory lead(uint64_t id, int ranks);
-  net::SharedMemory follow(uint64_t id, int leader, int ranks, Deadline deadline);
+  net::SharedMemory follow(uint64_t id, int leader, int ranks, const Call& call);
   void enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vector<int>& ranks);
   void give(HostLine& line, const HostMessage& asked);
   void take(const HostMessage& given, net::OwnedDescriptor descriptor);
-  bool is_first_failure(uint64_t id, const Error& why) noexcept;
-  void end_failed(uint64_t id, const Error& why) noexcept;
-  void note_failure_soon(uint64_t id, const Error& why) noexcept;
+  bool is_first_failure(uint64_t id, const Failure& failure) noexcept;
+  void end_failed(uint64_t id, const Failure& failure) noexcept;
+  void note_failure_soon(uint64_t id, const Failure& failure) noexcept;
+  std::shared_ptr<Team> team_of_locked(uint64_t id) const FARSPAN_REQUIRES(mutex_);
   void note_left(uint64_t id, int rank) noexcept;
   void send_soon(int rank, const HostMessage& message) noexcept;
 
@@ -137,7 +140,7 @@ class Node : public std::enable_shared_from_this<Node> {
   std::map<uint64_t, Offer> offers_ FARSPAN_GUARDED_BY(mutex_);
   std::multimap<uint64_t, std::weak_ptr<net::Source>> asked_ FARSPAN_GUARDED_BY(mutex_);
   std::map<uint64_t, Wanted> wanted_ FARSPAN_GUARDED_BY(mutex_);
-  std::map<uint64_t, Error> failures_ FARSPAN_GUARDED_BY(mutex_);      // of groups
+  std::map<uint64_t, Failure> failures_ FARSPAN_GUARDED_BY(mutex_);    // of groups
   std::map<uint64_t, std::set<int>> left_ FARSPAN_GUARDED_BY(mutex_);  // before they had the memory
   std::set<uint64_t> forgotten_ FARSPAN_GUARDED_BY(mutex_);  // groups that this rank has left
 };

@@ -31,11 +31,28 @@ struct alignas(64) SharedSeat {
   alignas(64) std::array<Signature, 2> signature;  // of the call entered last, and before
   std::array<uint64_t, 2> chunks = {};             // of those calls
   std::atomic<uint32_t> absence{0};                // an Absence; told by whoever has noticed
-  alignas(64) messages::ToldError why;  // written once, before the segment's `failed` is set
+  // Of the failures that this rank has told of; each is written once, before the segment's `failed`
+  // says so.
+  static constexpr size_t kTold = 3;
+  alignas(64) std::array<messages::ToldError, kTold> why;
 };
 
 struct alignas(64) SharedHeader {
-  std::atomic<uint32_t> failed{0};  // 1 + the rank that told of the first failure
+  std::atomic<uint64_t> failed{0};  // a Failed; 0: nothing has
+};
+
+// The failure that counts: that of the earliest call, and of several the first.
+struct Failed {
+  uint64_t since = 0;  // the call, which ends with it as all later ones do
+  int rank = -1;       // who told of it
+  size_t told = 0;     // which of its `why`
+
+  uint64_t word() const noexcept {
+    return since << 16 | static_cast<uint64_t>(rank + 1) << 2 | told;
+  }
+  static Failed of(uint64_t word) noexcept {
+    return {word >> 16, static_cast<int>(word >> 2 & 0x3fff) - 1, word & 3};
+  }
 };
 
 // Handed over together with a call. Holds all_to_all's table, too: so there are at most 512 ranks.

@@ -44,7 +44,8 @@ Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank, World
       crowded_(segment_->ranks() > cores()) {}
 
 void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks) {
-  if (failed()) throw failure();
+  call_ = signature.sequence;
+  if (has_failed(call())) throw failure();
   deadline_ = deadline;
   entered_ = Clock::now();
   ++epoch_;
@@ -58,7 +59,7 @@ void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks)
     const auto differs =
         difference(name_of(rank_), signature, name_of(rank), segment_->seat(rank).signature[turn]);
     if (!differs) continue;
-    fail(Error(Code::kShapeMismatch, *differs));
+    fail_call(Error(Code::kShapeMismatch, *differs));
     throw failure();
   }
   met_.store(true, std::memory_order_relaxed);
@@ -136,7 +137,7 @@ void Team::sleep_until(int rank, Stage stage, uint64_t value) {
 
 // While this rank waits for another: whether it makes sense to wait on.
 void Team::check(int waited_for, Stage stage, uint64_t value) {
-  if (failed()) throw failure();
+  if (has_failed(call())) throw failure();
   if (left_.load()) throw Error(Code::kShutdown, "this rank has left the group");
   for (int rank = 0; rank < size(); ++rank) {
     const auto absence = static_cast<Absence>(segment_->seat(rank).absence.load());
@@ -147,11 +148,11 @@ void Team::check(int waited_for, Stage stage, uint64_t value) {
     if (has_done) continue;
     const std::string& who = name_of(rank);
     const char* how = absence == Absence::kGone ? " is gone" : " has left the group";
-    fail(Error(Code::kDisconnected, who + how).worker(who));
+    fail_call(Error(Code::kDisconnected, who + how).worker(who));
     throw failure();
   }
   if (!deadline_.expired()) return;
-  fail(late(whom(waited_for, stage), entered_));
+  fail_call(late(whom(waited_for, stage), entered_));
   throw failure();
 }
 
@@ -180,23 +181,27 @@ Error Team::late(WaitsFor whom, TimePoint since) const {
 }
 
 // Under a lock, so that whoever comes second finds the failure there.
-void Team::fail(const Error& why) noexcept {
+void Team::fail(const Error& why, uint64_t since) noexcept {
   {
     MutexLock lock(telling_);
-    if (!failed() && !told_) {
-      told_ = true;
-      own().why = messages::ToldError::of(why);
-      uint32_t none = 0;
-      segment_->header().failed.compare_exchange_strong(none, static_cast<uint32_t>(rank_) + 1);
+    std::atomic<uint64_t>& failed = segment_->header().failed;
+    uint64_t known = failed.load();
+    const auto counts = [&] { return known == 0 || since < Failed::of(known).since; };
+    if (counts() && told_ < SharedSeat::kTold) {
+      own().why[told_] = messages::ToldError::of(why);
+      const uint64_t word = Failed{since, rank_, told_++}.word();
+      while (counts() && !failed.compare_exchange_weak(known, word)) {
+      }
     }
   }
   for (int rank = 0; rank < size(); ++rank) wake(rank);
 }
 
 Error Team::failure() const {
-  const uint32_t teller = segment_->header().failed.load();
-  FARSPAN_ASSERT(teller > 0 && teller <= static_cast<uint32_t>(size()), "there is no failure");
-  return segment_->seat(static_cast<int>(teller) - 1).why.error();
+  const Failed failed = this->failed();
+  FARSPAN_ASSERT(failed.rank >= 0 && failed.rank < size() && failed.told < SharedSeat::kTold,
+                 "there is no failure");
+  return segment_->seat(failed.rank).why[failed.told].error();
 }
 
 }  // namespace farspan::dist::cpu

@@ -75,19 +75,24 @@ class Team {
   Waits& waits() noexcept { return waits_; }
   Error late(WaitsFor whom, TimePoint since) const;
 
-  // Ends what is under way on all ranks, and all that comes. The first counts. Does not block.
-  void fail(const Error& why) noexcept;
+  // Ends the calls from this one on, on all ranks. Of several failures the one of the earliest call
+  // counts, and of those the first. Does not block.
+  void fail(const Error& why, uint64_t since) noexcept;
+  void fail_call(const Error& why) noexcept { fail(why, call()); }
   // The rank's process is gone, or has left the group. What does not need it any more goes on.
   void lose(int rank, Absence how = Absence::kGone) noexcept;
   // This rank itself leaves: what is under way here ends with kShutdown.
   void leave() noexcept;
   // Whether all ranks have been in a call, and so have the memory.
   bool have_met() const noexcept { return met_.load(); }
-  bool failed() const noexcept { return segment_->header().failed.load() != 0; }
-  // Whether it was this rank whose failure counts.
-  bool failed_first() const noexcept {
-    return segment_->header().failed.load() == static_cast<uint32_t>(rank_) + 1;
+  // The sequence of the call entered last.
+  uint64_t call() const noexcept { return call_.load(); }
+  bool has_failed(uint64_t call) const noexcept {
+    const Failed failed = this->failed();
+    return failed.rank >= 0 && failed.since <= call;
   }
+  // Whether it was this rank whose failure counts.
+  bool failed_first() const noexcept { return failed().rank == rank_; }
   Error failure() const;
 
  private:
@@ -102,6 +107,7 @@ class Team {
   void sleep_until(int rank, Stage stage, uint64_t value);
   void wake(int rank) noexcept;
   void check(int waited_for, Stage stage, uint64_t value);
+  Failed failed() const noexcept { return Failed::of(segment_->header().failed.load()); }
   WaitsFor whom(int rank, Stage stage) const;
 
   const std::shared_ptr<Segment> segment_;
@@ -113,9 +119,10 @@ class Team {
   Deadline deadline_;  // of the call
   TimePoint entered_{};
   Waits waits_;
+  std::atomic<uint64_t> call_{0};
   std::atomic<bool> left_{false}, met_{false};
   Mutex telling_;
-  bool told_ FARSPAN_GUARDED_BY(telling_) = false;  // this rank has told of a failure
+  size_t told_ FARSPAN_GUARDED_BY(telling_) = 0;  // failures that this rank has told of
 };
 
 }  // namespace farspan::dist::cpu

@@ -163,7 +163,7 @@ class FakeBackend final : public Backend {
 
   Future<int> send(const Message& message, Block data) override;
   Future<int> recv(const Message& message, Block data) override;
-  void abort(const Error& why) noexcept override { room_->fail(why); }
+  void abort(const Error& why, uint64_t) noexcept override { room_->fail(why); }
   void leave() noexcept override { room_->leave(spec_.rank); }
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
     return std::make_shared<FakeBackend>(fabric_, std::move(spec));

@@ -120,7 +120,7 @@ void Hub::wait(Room& room, Deadline deadline, TimePoint since, const IsMissing& 
       came = poll_locked(endings);
       try {
         if (room.is_left) throw Error(Code::kShutdown, "this rank has left the group");
-        if (room.failure) throw *room.failure;
+        if (room.has_failed()) throw *room.failure;
         check_open_locked();
         for (int rank = 0; rank < room.spec.size(); ++rank) {
           if (rank == room.spec.rank || !is_missing(rank, wire_)) continue;
@@ -216,11 +216,13 @@ void Hub::end_hopeless_locked(Room& room, Endings& endings) {
       room, [&room](int rank) { return room.why_none(rank); }, endings);
 }
 
-void Hub::fail_locked(Room& room, const Error& why, Endings& endings) {
-  if (room.failure) return;
+// False where the failure of an earlier call is known, or another one of this.
+bool Hub::fail_locked(Room& room, const Error& why, uint64_t since, Endings& endings) {
+  if (room.failure && room.failed_since <= since) return false;
   room.failure = why;
-  room.entered.clear();
+  room.failed_since = since;
   end_hopeless_locked(room, endings);
+  return true;
 }
 
 // Nothing goes through MPI any more.
@@ -230,6 +232,7 @@ void Hub::break_locked(const Error& why, Endings& endings) {
   log(why.code() == Code::kShutdown ? LogLevel::kDebug : LogLevel::kError, "c10d/mpi", why.what());
   for (const auto& [id, room] : rooms_) {
     room->failure = room->failure.value_or(why);
+    room->failed_since = 0;
     for (auto& receive : room->inbox.posted()) {
       room->inbox.withdraw(*receive);
       endings.push_back({std::move(receive), -1, why});
@@ -238,8 +241,10 @@ void Hub::break_locked(const Error& why, Endings& endings) {
   mail_.end_all(why, endings);
 }
 
-void Hub::tell_all_locked(const Room& room, Kind kind, std::span<const std::byte> content) {
+void Hub::tell_all_locked(const Room& room, Kind kind, uint64_t number,
+                          std::span<const std::byte> content) {
   Header header;
+  header.number = number;
   header.group = room.id;
   header.from = room.spec.rank;
   header.kind = kind;
@@ -248,16 +253,16 @@ void Hub::tell_all_locked(const Room& room, Kind kind, std::span<const std::byte
   }
 }
 
-void Hub::fail(Room& room, const Error& why) noexcept {
+void Hub::fail(Room& room, const Error& why, uint64_t since) noexcept {
   Endings endings;
   {
     MutexLock lock(mutex_);
     // What ends after this rank has left is no failure of the others'.
-    if (room.is_left || room.failure) return;
+    if (room.is_left) return;
     try {
-      fail_locked(room, why, endings);
+      if (!fail_locked(room, why, since, endings)) return;
       const std::string told = messages::ToldError::of(why).text();
-      if (!broken_) tell_all_locked(room, Kind::kFailure, std::as_bytes(std::span(told)));
+      if (!broken_) tell_all_locked(room, Kind::kFailure, since, std::as_bytes(std::span(told)));
     } catch (const Error& error) {
       break_locked(error, endings);
     }
@@ -277,7 +282,7 @@ void Hub::leave(Room& room) noexcept {
       if (!broken_) {
         end_hopeless_locked(room, endings);
         mail_.drop_arrived(room);
-        tell_all_locked(room, Kind::kLeft, {});
+        tell_all_locked(room, Kind::kLeft, 0, {});
         call_thread_locked();
       }
     } catch (const Error& error) {

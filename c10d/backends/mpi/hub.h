@@ -66,7 +66,7 @@ class Hub {
   bool wait(FutureCore& message, Deadline deadline, Deadline own);
 
   // See Backend::abort() and leave().
-  void fail(Room& room, const Error& why) noexcept;
+  void fail(Room& room, const Error& why, uint64_t since) noexcept;
   void leave(Room& room) noexcept;
 
   // At the end of the process: until all ranks have come to theirs. Returns who has not by the
@@ -82,11 +82,12 @@ class Hub {
   void take_locked(Packet packet, Endings& endings) FARSPAN_REQUIRES(mutex_);
   void take_of_room_locked(Room& room, Packet packet, Endings& endings) FARSPAN_REQUIRES(mutex_);
   std::shared_ptr<Room> room_locked(uint64_t id) FARSPAN_REQUIRES(mutex_);
-  void fail_locked(Room& room, const Error& why, Endings& endings) FARSPAN_REQUIRES(mutex_);
+  bool fail_locked(Room& room, const Error& why, uint64_t since, Endings& endings)
+      FARSPAN_REQUIRES(mutex_);
   void end_hopeless_locked(Room& room, Endings& endings) FARSPAN_REQUIRES(mutex_);
   void break_locked(const Error& why, Endings& endings) FARSPAN_REQUIRES(mutex_);
-  void tell_all_locked(const Room& room, Kind kind, std::span<const std::byte> content)
-      FARSPAN_REQUIRES(mutex_);
+  void tell_all_locked(const Room& room, Kind kind, uint64_t number,
+                       std::span<const std::byte> content) FARSPAN_REQUIRES(mutex_);
   void expire_locked(Endings& endings) FARSPAN_REQUIRES(mutex_);
   void check_open_locked() const FARSPAN_REQUIRES(mutex_);
   // Says `word` to all ranks of the job, once, and waits for theirs. Returns who is missing.

@@ -47,7 +47,7 @@ void Hub::take_locked(Packet packet, Endings& endings) {
   try {
     take_of_room_locked(*room, std::move(packet), endings);
   } catch (const Error& error) {
-    fail_locked(*room, error, endings);
+    fail_locked(*room, error, 0, endings);
   }
 }
 
@@ -56,7 +56,7 @@ void Hub::take_of_room_locked(Room& room, Packet packet, Endings& endings) {
   const auto from = static_cast<size_t>(header.from);
   switch (header.kind) {
     case Kind::kEnter:
-      if (!room.failure) room.entered[header.from].push_back(std::move(packet));
+      room.entered[header.from].push_back(std::move(packet));
       return;
     case Kind::kData:
       if (from < room.streams.size()) {
@@ -67,7 +67,8 @@ void Hub::take_of_room_locked(Room& room, Packet packet, Endings& endings) {
       if (from < room.ready.size()) room.ready[from] = header.number;
       return;
     case Kind::kFailure:
-      return fail_locked(room, messages::ToldError::from(packet.content()), endings);
+      fail_locked(room, messages::ToldError::from(packet.content()), header.number, endings);
+      return;
     case Kind::kLeft:
       room.left.insert(header.from);
       return end_hopeless_locked(room, endings);

@@ -78,7 +78,8 @@ void Meeting::enter(const Parts& parts, std::span<const uint64_t> table) {
   if (!table.empty())
     std::memcpy(word.data() + sizeof(Signature), table.data(), table.size_bytes());
   hub_.locked([&](Wire& wire) {
-    if (room_.failure) throw Error(*room_.failure);
+    room_.call = call_.signature.sequence;
+    if (room_.has_failed()) throw Error(*room_.failure);
     room_.streams = std::move(streams_);
     room_.ready.assign(ranks, 0);
     for (size_t to = 0; to < ranks; ++to) {

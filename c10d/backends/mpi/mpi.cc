@@ -69,7 +69,7 @@ class MpiBackend final : public Backend {
     return hub_.recv(*room_, message, data);
   }
 
-  void abort(const Error& why) noexcept override { hub_.fail(*room_, why); }
+  void abort(const Error& why, uint64_t since) noexcept override { hub_.fail(*room_, why, since); }
   void leave() noexcept override { hub_.leave(*room_); }
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
     return std::make_shared<MpiBackend>(hub_, spec);

@@ -17,7 +17,7 @@ enum class Kind : uint8_t {
   kEnter = 3,    // a collective: its Signature, the table of an all_to_all, and bytes that are few
   kData = 4,     // of a collective
   kReady = 5,    // number: slices that have been reduced, so that two more than these may come
-  kFailure = 6,  // the group is of no use: a ToldError
+  kFailure = 6,  // the group is of no use, from the collective `number` on: a ToldError
   kLeft = 7,     // the sender has left the group
   kMessage = 8,  // as a whole
   kOffer = 9,    // a message that waits for its receive; number: the sender's for it

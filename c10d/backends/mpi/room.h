@@ -54,7 +54,9 @@ struct Room {
   std::vector<std::string> names;  // of these
   bool is_left = false;            // by this rank
   std::optional<Error> failure;
-  std::set<int> left;  // others, by rank in the group
+  uint64_t failed_since = 0;  // the first collective that ends with it
+  uint64_t call = 0;          // the collective entered last, here
+  std::set<int> left;         // others, by rank in the group
 
   // By rank in the group: calls that this rank has not come to.
   std::map<int, std::deque<Packet>> entered;
@@ -65,6 +67,8 @@ struct Room {
 
   Inbox inbox;
 
+  // That the collective entered last is not before the failure.
+  bool has_failed() const noexcept { return failure && failed_since <= call; }
   // "rank 3 (host:pid)", in the default group.
   std::string name_of(int rank) const;
   Error has_left(int rank) const;

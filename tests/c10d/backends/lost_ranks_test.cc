@@ -191,8 +191,9 @@ void go_on_without(Backend& backend, const Part& part) {
 void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
   const auto now = [] { return Clock::now().time_since_epoch().count(); };
   Work work(part.rank, part.ranks, part.mix);
+  uint64_t turn = 0;
   try {
-    for (uint64_t turn = 0;; ++turn) {
+    for (;; ++turn) {
       if (turn == part.stops_before) raise(SIGSTOP);
       report.called_at = now();
       work.call(backend, turn, Deadline::after(part.timeout));
@@ -203,7 +204,7 @@ void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
     std::snprintf(report.what, sizeof report.what, "%s", error.what());
     report.code = static_cast<int>(error.code());
     const int64_t begun = now();
-    backend.abort(error);
+    backend.abort(error, turn);
     report.abort_took = now() - begun;
   }
   if (part.victim < 0) return;

@@ -38,7 +38,7 @@ class PostAlone : public ::testing::Test {
     world.stripe_bytes = ~uint64_t{0};
     world.watch = [](int) {};
     world.on_gone = [](int) {};
-    world.on_failed = [](uint64_t, const Error&) {};
+    world.on_failed = [](uint64_t, const cpu::Failure&) {};
     post_->open(std::move(world));
   }
 

@@ -84,14 +84,45 @@ TEST_F(TeamTest, AFailureIsToldToAllOnce) {
   on_each(teams, [](Team& team) {
     if (team.rank() == 1) {
       std::this_thread::sleep_for(20ms);  // so that the others sleep; any other order is right, too
-      team.fail(Error(Code::kCancelled, "stop"));
+      team.fail_call(Error(Code::kCancelled, "stop"));
     }
     const Error error = error_of([&] { team.enter({}, Deadline::after(60s)); });
     EXPECT_EQ(error.code(), Code::kCancelled);
     EXPECT_EQ(error.message(), "stop");
-    team.fail(Error(Code::kTimeout, "later"));
+    team.fail_call(Error(Code::kTimeout, "later"));
     EXPECT_EQ(team.failure().message(), "stop");
   });
+}
+
+// A root that still waits for one rank, while the others have gone on.
+TEST_F(TeamTest, AFailureEndsNoCallThatWasBefore) {
+  const auto teams = make(3);
+  const auto numbered = [](uint64_t sequence) {
+    Signature signature;
+    signature.sequence = sequence;
+    return signature;
+  };
+  std::atomic<bool> failed{false};
+  on_each(teams, [&](Team& team) {
+    const Deadline deadline = Deadline::after(60s);
+    team.enter(numbered(1), deadline);
+    if (team.rank() == 1) {
+      team.fail(Error(Code::kCancelled, "stop"), 2);
+      team.fail(Error(Code::kTimeout, "later"), 3);
+      failed = true;
+    }
+    if (team.rank() == 2) {
+      while (!failed) std::this_thread::yield();
+      std::this_thread::sleep_for(20ms);  // so that the root sleeps; any other order is right, too
+      team.raise(Team::Stage::kPut, 1);
+    }
+    if (team.rank() == 0) team.await(2, Team::Stage::kPut, 1);
+    EXPECT_EQ(error_of([&] { team.enter(numbered(2), deadline); }).message(), "stop");
+  });
+  EXPECT_FALSE(teams[0]->has_failed(1));
+  teams[0]->fail(Error(Code::kDisconnected, "the rank is gone"), 1);
+  EXPECT_TRUE(teams[2]->has_failed(1));
+  EXPECT_EQ(teams[2]->failure().message(), "the rank is gone");
 }
 
 TEST_F(TeamTest, WhoIsGoneEndsTheWaitOfThoseThatNeedHim) {
@@ -114,7 +145,7 @@ TEST_F(TeamTest, WhoHasDoneHisPartMayGo) {
       team.lose(team.rank());
       EXPECT_EQ(data.back(), 3);
     });
-    EXPECT_FALSE(teams[0]->failed());
+    EXPECT_FALSE(teams[0]->has_failed(0));
   }
 }
 
@@ -136,7 +167,7 @@ TEST_F(TeamTest, WhoeverFailsSecondFindsTheFirstFailure) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 3; ++t) {
       threads.emplace_back([&] {
-        teams[0]->fail(Error(Code::kCancelled, "stop"));
+        teams[0]->fail_call(Error(Code::kCancelled, "stop"));
         EXPECT_EQ(teams[0]->failure().message(), "stop");
       });
     }

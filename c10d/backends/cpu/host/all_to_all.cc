@@ -59,9 +59,9 @@ void check_sizes(Team& team) {
     for (size_t to = 0; to < ranks; ++to) {
       const uint64_t sent = table(from).has_for(to), expected = table(to).expects_of(from);
       if (sent == expected) continue;
-      team.fail(Error(Code::kShapeMismatch,
-                      describe_parts(team.name_of(static_cast<int>(from)), sent,
-                                     team.name_of(static_cast<int>(to)), expected)));
+      team.fail_call(Error(Code::kShapeMismatch,
+                           describe_parts(team.name_of(static_cast<int>(from)), sent,
+                                          team.name_of(static_cast<int>(to)), expected)));
       throw team.failure();
     }
   }

@@ -22,7 +22,8 @@ struct Letter {
     kData = 4,      // a part of what was accepted, from `offset` on
     kWithdraw = 5,  // of an offer: whoever sent it has given up
     kAskLeft = 6,   // whether the other end, `from` in the group, has left it
-    kFailed = 7,    // the group is of no use any more; a ToldError follows
+    kFailed = 7,    // the group is of no use any more, from the collective `count` on; a ToldError
+                    // follows
     kAskWaits = 8,  // for whom the other end waits in the group's collectives
     // Answers:
     kAccept = 16,   // of an offer

@@ -28,6 +28,12 @@ struct PostAddress {
   uint64_t token = 0;    // who connects must show it
 };
 
+// A group is of no use any more.
+struct Failure {
+  Error why;
+  uint64_t since = 0;  // the first collective that ends with it
+};
+
 // What the post does not know itself.
 struct PostWorld {
   int rank = 0;                        // this process, in the default group
@@ -42,7 +48,7 @@ struct PostWorld {
   std::function<void(int)> on_gone;                   // the line to it has ended
   std::function<WaitsFor(uint64_t group)> waits_for;  // this process; be quick
   // A rank has told that this group is of no use any more. From the thread that reads: be quick.
-  std::function<void(uint64_t group, const Error& why)> on_failed;
+  std::function<void(uint64_t group, const Failure& failure)> on_failed;
 };
 
 // Up to kEagerBytes a message is sent at once. A larger one is offered, and its bytes travel when a
@@ -75,7 +81,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void note_failure(uint64_t group, const Error& why) noexcept;
   // Tells another rank that a group has failed, if there is a line to it, or one `may_dial`. Does
   // not block.
-  void tell_failure(uint64_t group, int rank, const Error& why, bool may_dial) noexcept;
+  void tell_failure(uint64_t group, int rank, const Failure& failure, bool may_dial) noexcept;
   // For whom another rank waits in a group's collectives; nothing: it has not answered in time.
   std::optional<WaitsFor> ask_waits(uint64_t group, int rank, Deadline deadline) noexcept;
   // This rank has left a group: what is under way here ends, and others are told.

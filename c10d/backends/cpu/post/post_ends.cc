@@ -125,7 +125,7 @@ void Post::refuse_all_locked(Box& box, const Error& why, bool has_left_group, Do
   for (const auto& [line, bytes] : eager) claim_locked(line, bytes, doing);
 }
 
-void Post::tell_failure(uint64_t group, int rank, const Error& why, bool may_dial) noexcept {
+void Post::tell_failure(uint64_t group, int rank, const Failure& failure, bool may_dial) noexcept {
   std::shared_ptr<Line> line;
   {
     MutexLock lock(mutex_);
@@ -138,7 +138,8 @@ void Post::tell_failure(uint64_t group, int rank, const Error& why, bool may_dia
   Letter letter;
   letter.kind = Letter::kFailed;
   letter.group = group;
-  const std::string told = messages::ToldError::of(why).text();
+  letter.count = failure.since;
+  const std::string told = messages::ToldError::of(failure.why).text();
   line->post(letter, std::as_bytes(std::span(told)));
 }
 

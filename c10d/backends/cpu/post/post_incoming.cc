@@ -98,7 +98,7 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       break;
     }
     case Letter::kFailed:
-      world_.on_failed(letter.group, messages::ToldError::from(rest));
+      world_.on_failed(letter.group, {messages::ToldError::from(rest), letter.count});
       break;
     default:
       throw Error(Code::kCorrupt, "a letter of an unknown kind");
@@ -237,8 +237,9 @@ void Post::withdrawn(const Line& line, const Letter& letter, std::span<const std
                   .worker(who)
                   .advice("give the send more time");
   MutexLock lock(mutex_);
-  if (!rest.empty()) {
-    why = failed_.emplace(letter.group, messages::ToldError::from(rest)).first->second;
+  if (!rest.empty()) {  // the group has failed there; it is told in a letter of its own, too
+    const auto failed = failed_.find(letter.group);
+    why = failed != failed_.end() ? failed->second : messages::ToldError::from(rest);
   }
   const auto box = boxes_.find(letter.group);
   if (box != boxes_.end()) {

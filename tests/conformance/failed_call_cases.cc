@@ -1,0 +1,153 @@
+// The rules under test: c10d/group/backend.h: how a call ends that fails, and what it leaves alone.
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <farspan/c10d/group/values.h>
+
+#include "conformance/collective_suite.h"
+
+namespace farspan::testing {
+namespace {
+
+using at::Tensor;
+using std::chrono::milliseconds;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+constexpr auto kLimit = milliseconds(150);
+
+struct TimedCall {
+  std::string name;  // as the error's operation begins
+  std::function<void(const dist::Group& group, int rank)> call;
+};
+
+std::vector<Tensor> ones(int count) {
+  std::vector<Tensor> all;
+  for (int i = 0; i < count; ++i) all.push_back(at::ones({2}));
+  return all;
+}
+std::vector<Tensor> ones_of_root(int count, int rank) {
+  return rank == 0 ? ones(count) : std::vector<Tensor>{};
+}
+
+// Each operation among three ranks, with a limit of its own.
+std::vector<TimedCall> timed_calls() {
+  using dist::Group;
+  return {
+      {"broadcast",
+       [](const Group& group, int) {
+         dist::broadcast(at::ones({2}), 0, {.group = group, .timeout = kLimit});
+       }},
+      {"all_reduce",
+       [](const Group& group, int) {
+         dist::all_reduce(at::ones({2}), {.group = group, .timeout = kLimit});
+       }},
+      {"all_reduce",
+       [](const Group& group, int) {
+         dist::all_reduce_coalesced(ones(2), {.group = group, .timeout = kLimit});
+       }},
+      {"sparse all_reduce",
+       [](const Group& group, int) {
+         dist::all_reduce(at::ones({2, 2}).to_sparse(), {.group = group, .timeout = kLimit});
+       }},
+      {"reduce", [](const Group& group,
+                    int) { dist::reduce(at::ones({2}), 0, {.group = group, .timeout = kLimit}); }},
+      {"all_gather",
+       [](const Group& group, int) {
+         dist::all_gather(ones(3), at::ones({2}), {.group = group, .timeout = kLimit});
+       }},
+      {"all_gather",
+       [](const Group& group, int) {
+         dist::all_gather_into_tensor(at::ones({6}), at::ones({2}),
+                                      {.group = group, .timeout = kLimit});
+       }},
+      {"gather",
+       [](const Group& group, int rank) {
+         dist::gather(at::ones({2}), ones_of_root(3, rank), 0, {.group = group, .timeout = kLimit});
+       }},
+      {"scatter",
+       [](const Group& group, int rank) {
+         dist::scatter(at::ones({2}), ones_of_root(3, rank), 0,
+                       {.group = group, .timeout = kLimit});
+       }},
+      {"reduce_scatter",
+       [](const Group& group, int) {
+         dist::reduce_scatter(at::ones({2}), ones(3), {.group = group, .timeout = kLimit});
+       }},
+      {"reduce_scatter",
+       [](const Group& group, int) {
+         dist::reduce_scatter_tensor(at::ones({2}), at::ones({6}),
+                                     {.group = group, .timeout = kLimit});
+       }},
+      {"all_to_all",
+       [](const Group& group, int) {
+         dist::all_to_all(ones(3), ones(3), {.group = group, .timeout = kLimit});
+       }},
+      {"all_to_all",
+       [](const Group& group, int) {
+         dist::all_to_all_single(at::ones({3}), at::ones({3}), {}, {},
+                                 {.group = group, .timeout = kLimit});
+       }},
+      {"barrier",
+       [](const Group& group, int) { dist::barrier({.group = group, .timeout = kLimit}); }},
+      {"all_gather",
+       [](const Group& group, int) {
+         dist::all_gather_value(std::string("x"), {.group = group, .timeout = kLimit});
+       }},
+      {"barrier", [](const Group& group,
+                     int) { dist::barrier_async({.group = group, .timeout = kLimit}).wait(); }},
+  };
+}
+
+TEST_P(CollectiveSuite, EveryOperationEndsInTimeAndSaysWhoDidNotComeToWhat) {
+  on_each(3, [](int rank) {
+    for (const TimedCall& one : timed_calls()) {
+      const auto group = dist::new_group({0, 1, 2});
+      const TimePoint begun = Clock::now();
+      Error error(Code::kUnknown, "");
+      if (rank != 2) error = error_of([&] { one.call(group, rank); });
+      const auto took = Clock::now() - begun;
+      dist::barrier();  // the late one comes when the others have given up
+      if (rank == 2) error = error_of([&] { one.call(group, rank); });
+      EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+      EXPECT_THAT(error.what(), ContainsRegex("rank [01] .*" + who(2) + " had not called it"));
+      const std::string call = "^" + one.name + ".*, call 1 of group [0-9]+ of ranks 0, 1, 2$";
+      EXPECT_THAT(error.operation(), ContainsRegex(call));
+      EXPECT_THAT(error.what(), HasSubstr(error.operation()));
+      if (rank == 2) continue;
+      EXPECT_GE(took, kLimit / 2) << one.name;
+      EXPECT_LT(took, kLimit + milliseconds(15'000)) << one.name;
+    }
+  });
+}
+
+// Ranks leave a gather one by one, those that are not its root without waiting for the others.
+TEST_P(CollectiveSuite, AFailedCallLeavesThoseBeforeItAlone) {
+  constexpr int64_t kCount = 20'000;
+  on_each(4, [](int rank) {
+    for (int round = 0; round < 40; ++round) {
+      const int root = round % 4;
+      const auto group = dist::new_group({0, 1, 2, 3});
+      std::vector<Tensor> out;
+      for (int from = 0; rank == root && from < 4; ++from)
+        out.push_back(at::empty({kCount}, at::kLong));
+      dist::gather(at::full({kCount}, rank), out, root, {.group = group});
+      const Error error = error_of([&] {
+        rank % 2 == 0 ? dist::barrier({.group = group})
+                      : dist::all_reduce(at::ones({2}), {.group = group});
+      });
+      EXPECT_EQ(error.code(), Code::kShapeMismatch) << error.what();
+      EXPECT_THAT(error.operation(), ContainsRegex(", call 2 of group"));
+      for (size_t from = 0; from < out.size(); ++from) {
+        EXPECT_TRUE(at::equal(out[from], at::full({kCount}, static_cast<int>(from))));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace farspan::testing
