@@ -311,10 +311,15 @@ void Node::end_failed(uint64_t id, const Failure& failure) noexcept {
     }
   }
   if (wanted) wanted->set_error(failure.why);
-  if (team) team->fail(failure.why, failure.since);
   post_->fail(id, failure.why);
-  // A rank that is still in an earlier call fails when it comes to the next.
-  if (team && failure.since <= team->call()) post_->fail(channel_of(id), failure.why);
+  if (fails_now(team.get(), failure)) post_->fail(channel_of(id), failure.why);
+}
+
+// Ends the calls that end with it. False where this rank is still in an earlier one: then it fails
+// when it comes to the next.
+bool Node::fails_now(Team* team, const Failure& failure) noexcept {
+  if (team) team->fail(failure.why, failure.since);
+  return !team || failure.since <= team->call();
 }
 
 void Node::note_failure(uint64_t id, const Failure& failure) noexcept {
@@ -329,7 +334,7 @@ void Node::note_failure_soon(uint64_t id, const Failure& failure) noexcept {
     team = team_of_locked(id);
   }
   post_->note_failure(id, failure.why);
-  if (team && failure.since <= team->call()) post_->note_failure(channel_of(id), failure.why);
+  if (fails_now(team.get(), failure)) post_->note_failure(channel_of(id), failure.why);
   reactor_->timers().add(Clock::now(), [weak = weak_from_this(), id, failure] {
     if (const auto self = weak.lock()) self->note_failure(id, failure);
   });

@@ -115,6 +115,7 @@ class Node : public std::enable_shared_from_this<Node> {
   void take(const HostMessage& given, net::OwnedDescriptor descriptor);
   bool is_first_failure(uint64_t id, const Failure& failure) noexcept;
   void end_failed(uint64_t id, const Failure& failure) noexcept;
+  static bool fails_now(Team* team, const Failure& failure) noexcept;
   void note_failure_soon(uint64_t id, const Failure& failure) noexcept;
   std::shared_ptr<Team> team_of_locked(uint64_t id) const FARSPAN_REQUIRES(mutex_);
   void note_left(uint64_t id, int rank) noexcept;
