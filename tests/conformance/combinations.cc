@@ -7,6 +7,8 @@
 
 #include <farspan/c10d/group/tensor_block.h>
 
+#include "c10d/group/allowed_reductions.h"
+
 namespace farspan::testing {
 namespace {
 
@@ -22,7 +24,7 @@ const Size& size_at(size_t turn) { return kSizes[turn % std::size(kSizes)]; }
 }  // namespace
 
 bool has_meaning(ReduceOp::Kind op, at::ScalarType type) {
-  return dist::why_not(op, dist::dtype_of(at::empty({0}, type))).empty();
+  return dist::testing::is_allowed(op, dist::dtype_of(at::empty({0}, type)));
 }
 
 void for_reductions(int ranks,
@@ -59,6 +61,16 @@ void for_moves(int ranks, const std::function<void(at::ScalarType, const Size&)>
   }
 }
 
+void for_some_types(int ranks, const std::vector<Size>& sizes,
+                    const std::function<void(at::ScalarType, const Size&)>& body) {
+  for (size_t i = 0; i < std::size(kSomeTypes); ++i) {
+    const bool with_last = (i + place_of(ranks)) % 3 == 0 || all_combinations();
+    for (size_t size = 0; size + (with_last ? 0 : 1) < sizes.size(); ++size) {
+      body(kSomeTypes[i], sizes[size]);
+    }
+  }
+}
+
 namespace {
 
 enum Dimension { kOp, kType, kSize, kWorld };
@@ -84,6 +96,10 @@ TEST(Combinations, EveryPairIsMet) {
   for (const ReduceOp::Kind op : kOps) {
     for (const at::ScalarType type : kTypes) meaningful += has_meaning(op, type) ? 1 : 0;
   }
+  size_t allowed = 0;
+  for (const auto& row : dist::testing::kAllowedReductions)
+    allowed += std::ranges::count(row.ops, '+');
+  EXPECT_EQ(meaningful, allowed) << "kTypes, or kOps, lacks one";
   for (const int ranks : kWorlds) {
     const auto meet = [ranks](Pairs& pairs, const Size& size, std::vector<Value> values) {
       values.emplace_back(kSize, static_cast<int>(&size - kSizes));
@@ -107,6 +123,18 @@ TEST(Combinations, EveryPairIsMet) {
     EXPECT_EQ((*pairs)(kType, kWorld), kTypeCount * kWorldCount);
     EXPECT_EQ((*pairs)(kSize, kWorld), kSizeCount * kWorldCount);
   }
+}
+
+TEST(Combinations, SomeTypesMeetEverySizeInAWorldOfSeveralRanks) {
+  const std::vector<Size> sizes = {{0}, {1}, {2}};
+  std::set<std::pair<at::ScalarType, int64_t>> met;
+  for (const int ranks : kWorlds) {
+    if (ranks == 1) continue;
+    for_some_types(ranks, sizes, [&](at::ScalarType type, const Size& size) {
+      met.emplace(type, size.elements);
+    });
+  }
+  EXPECT_EQ(met.size(), std::size(kSomeTypes) * sizes.size());
 }
 
 }  // namespace

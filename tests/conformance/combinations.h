@@ -33,6 +33,7 @@ struct Size {
 inline constexpr Size kSizes[] = {{0},      {1},        {7},       {-1, 1},   {0, 1},   {1, 1},
                                   {20'001}, {-1, 0, 1}, {0, 0, 1}, {1, 0, 1}, {5, 0, 4}};
 
+// By a table of the tests, and not by what the product says.
 bool has_meaning(dist::ReduceOp::Kind op, at::ScalarType type);
 
 // Call `body` with each operation and type that make sense, and with each type, and sizes in turn:
@@ -41,5 +42,12 @@ bool has_meaning(dist::ReduceOp::Kind op, at::ScalarType type);
 void for_reductions(
     int ranks, const std::function<void(dist::ReduceOp::Kind, at::ScalarType, const Size&)>& body);
 void for_moves(int ranks, const std::function<void(at::ScalarType, const Size&)>& body);
+
+// For forms of operations that share their ways with others: types of each kind, with all sizes but
+// the last, which is large, and may take long; with that one in some of the worlds each.
+inline constexpr at::ScalarType kSomeTypes[] = {at::kFloat,    at::kDouble, at::kHalf,
+                                                at::kBFloat16, at::kLong,   at::kComplexFloat};
+void for_some_types(int ranks, const std::vector<Size>& sizes,
+                    const std::function<void(at::ScalarType, const Size&)>& body);
 
 }  // namespace farspan::testing

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "c10d/group/allowed_reductions.h"
+
 namespace farspan::dist {
 namespace {
 
@@ -61,6 +63,25 @@ TEST(ReduceOp, WhatHasNoMeaningIsSaid) {
   EXPECT_EQ(why_not(ReduceOp::kAvg, DType::INT64), "AVG of int64 has no meaning here");
   EXPECT_EQ(why_not(ReduceOp::kMax, DType::COMPLEX64), "MAX of complex64 has no meaning here");
   EXPECT_EQ(why_not(ReduceOp::kSum, DType::FLOAT8E5M2), "SUM of float8_e5m2 has no meaning here");
+}
+
+TEST(ReduceOp, WhatIsAllowedOfWhichTypeIsWrittenDown) {
+  using testing::kAllowedReductions, testing::kReductionNames;
+  constexpr size_t kTypes = static_cast<size_t>(DType::UINT7) + 1;
+  ASSERT_EQ(kAllowedReductions.size(), kTypes);
+  EXPECT_EQ(size_of(static_cast<DType>(kTypes)), 0u) << "a type that the table lacks";
+  for (size_t i = 0; i < kTypes; ++i) {
+    const auto& [type, ops] = kAllowedReductions[i];
+    EXPECT_EQ(static_cast<size_t>(type), i);
+    ASSERT_EQ(ops.size(), std::size(kReductionNames));
+    for (size_t number = 0; number < ops.size(); ++number) {
+      const auto op = static_cast<ReduceOp::Kind>(number);
+      EXPECT_EQ(name_of(op), kReductionNames[number]);
+      EXPECT_EQ(why_not(op, type).empty(), ops[number] == '+')
+          << name_of(op) << " of " << name_of(type);
+    }
+    EXPECT_NE(why_not(static_cast<ReduceOp::Kind>(ops.size()), type), "") << "a newer operation";
+  }
 }
 
 }  // namespace
