@@ -40,7 +40,7 @@ Tensor rows_of(const Tensors& wholes, int64_t ranks, double factor) {
   Tensors parts;
   for (const Tensor& whole : wholes) parts.push_back(whole.reshape({ranks, whole.numel() / ranks}));
   const Tensor rows = at::cat(parts, 1);
-  return factor == 1 ? rows : rows.mul(factor);
+  return factor == 1 ? rows : times(rows, factor);
 }
 
 void write_rows(const Tensor& rows, const Tensors& wholes) {
@@ -70,8 +70,9 @@ auto plan_all_reduce_coalesced(const Tensors& tensors, const ReduceOptions& opti
   start.reduction(options.op).number_and_shapes_of(tensors);
   start.writes(tensors);
   return start.plan(options, [tensors](Backend& backend, const Call& call) {
-    const TensorBlock data = TensorBlock::joined(tensors);
-    if (call.reduce() == ReduceOp::kPremulSum) data.scale(call.factor);
+    const bool scaled = call.reduce() == ReduceOp::kPremulSum;
+    const TensorBlock joined = TensorBlock::joined(tensors);
+    const TensorBlock data = scaled ? joined.scaled(call.factor) : joined;
     backend.all_reduce(call, data.block());
     data.split_into(tensors);
   });

@@ -37,7 +37,7 @@ struct ReduceOp {
 
   constexpr ReduceOp(Kind of = kSum) noexcept : kind(of) {}  // meant to convert
 
-  // Each rank's elements times a factor of its own, then SUM.
+  // Each rank's elements times a factor of its own, which are rounded to their type, then SUM.
   static constexpr ReduceOp premul_sum(double factor) noexcept {
     ReduceOp op(kPremulSum);
     op.factor = factor;

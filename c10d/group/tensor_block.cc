@@ -83,10 +83,15 @@ void TensorBlock::split_into(const std::vector<Tensor>& tensors) const {
   }
 }
 
-void TensorBlock::scale(double factor) const {
+// LibTorch rounds the factor to 16 bits in some of its ways to multiply, and not in others.
+Tensor times(const Tensor& tensor, double factor) {
   const at::NoGradGuard no_grad;
-  const c10::InferenceMode inference(flat_.is_inference());
-  Tensor(flat_).mul_(factor);
+  const bool is_complex = tensor.is_complex();
+  const Tensor parts = is_complex ? at::view_as_real(tensor) : tensor;
+  const Tensor products = parts.element_size() == 2
+                              ? parts.to(at::kFloat).mul_(factor).to(parts.scalar_type())
+                              : parts.mul(factor);
+  return is_complex ? at::view_as_complex(products) : products;
 }
 
 TensorBlock TensorBlock::moved() const {
@@ -97,9 +102,8 @@ TensorBlock TensorBlock::moved() const {
 }
 
 TensorBlock TensorBlock::scaled(double factor) const {
-  const at::NoGradGuard no_grad;
   TensorBlock copy = *this;
-  copy.flat_ = flat_.mul(factor);
+  copy.flat_ = times(flat_, factor);
   return copy;
 }
 

@@ -19,6 +19,11 @@ DType dtype_of(const at::Tensor& tensor);
 // The same of one that is to be written: elements that share memory.
 void check_written(const at::Tensor& tensor);
 
+// Each element times a factor: [*], in order. Those of 16 bits are multiplied in float32 and
+// rounded.
+//   needs  a floating or complex type, and no conjugated view
+at::Tensor times(const at::Tensor& tensor, double factor);
+
 // Holds on to a tensor, and to a copy of it where its own memory is not in order.
 //
 // Threading: a value; its tensor is the operation's meanwhile.
@@ -33,8 +38,7 @@ class TensorBlock {
 
   Block block() const;
   size_t element_size() const { return flat_.element_size(); }
-  // Multiplies the elements: here, or in a copy, which is written back where this would be.
-  void scale(double factor) const;
+  // A copy with each element times `factor`, which is written back where this would be.
   TensorBlock scaled(double factor) const;
   // The same elements in other memory, which is written back where this would be.
   TensorBlock moved() const;

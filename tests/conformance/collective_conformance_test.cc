@@ -133,11 +133,13 @@ Chunk piece(int) { return {kPiece, kPiece, kPiece}; }
 
 std::vector<BackendKind> kinds() {
   using namespace dist::testing;
-  if (kOtherHost) return {{"CpuNamespaces", cpu_in_processes(move_to_one_of_two_hosts), room}};
+  if (kOtherHost) {
+    return {{"CpuNamespaces", cpu_in_processes(move_to_one_of_two_hosts), room, true, mixed_hosts}};
+  }
   return {{"Fake", run_fake, room, false},
           {"CpuInThreads", cpu_in_threads(one_host), room},
-          {"CpuHosts", cpu_in_threads(own_host), piece},
-          {"CpuMixed", cpu_in_threads(mixed_hosts), room},
+          {"CpuHosts", cpu_in_threads(own_host), piece, true, own_host},
+          {"CpuMixed", cpu_in_threads(mixed_hosts), room, true, mixed_hosts},
           {"CpuInProcesses", cpu_in_processes(stay), room}};
 }
 INSTANTIATE_TEST_SUITE_P(Each, CollectiveSuite, ::testing::ValuesIn(kinds()),

@@ -33,6 +33,8 @@ struct BackendKind {
   RunRanks run;
   std::function<Chunk(int ranks)> chunk;
   bool names_hosts = true;  // false where all ranks are of one process by nature
+  // Sums are formed within each host first; see c10d/backends/README.md.
+  std::function<std::string(int rank)> host_of = [](int) { return ""; };
 };
 inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
 
