@@ -1,6 +1,7 @@
 #include <farspan/c10d/group/sparse.h>
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 
 #include <farspan/c10d/group/start.h>
@@ -26,6 +27,40 @@ std::vector<Tensor> all_gather_rows(Backend& backend, Call call, const Tensor& t
   const TensorBlocks out(all, Use::kWrite);
   backend.all_gather(call, in.block(), out.blocks());
   return all;
+}
+
+// A number for each element that grows with its indices: [elements].
+Tensor place_of(const Tensor& indices, at::IntArrayRef shape) {
+  Tensor places = at::zeros({indices.size(0)}, indices.options());
+  for (int64_t dim = 0; dim < indices.size(1); ++dim) {
+    places.mul_(shape[static_cast<size_t>(dim)]).add_(indices.select(1, dim));
+  }
+  return places;
+}
+
+// Of all ranks, whose own indices differ. coalesce() would add in an order that depends on the
+// processor: it sorts without keeping equal ones as they were.
+//   indices  of each rank, [elements, dimensions]
+Tensor sum_in_order(const Tensor& like, const std::vector<Tensor>& indices,
+                    const std::vector<Tensor>& values) {
+  const Tensor all = at::cat(indices);
+  const auto [unique, rows, counts] =
+      at::_unique2(place_of(all, like.sizes()), /*sorted=*/true, /*return_inverse=*/true);
+  std::vector<int64_t> shape = values.front().sizes().vec();
+  shape[0] = unique.numel();
+  const auto wide = at::toOpMathType(like.scalar_type());
+  const Tensor sums = at::zeros(shape, values.front().options().dtype(wide));
+  int64_t begin = 0;
+  for (const Tensor& one : values) {
+    const Tensor own = rows.narrow(0, begin, one.size(0));
+    sums.index_copy_(0, own, sums.index_select(0, own).add_(one));
+    begin += one.size(0);
+  }
+  const Tensor at_sums = at::empty({unique.numel(), all.size(1)}, all.options());
+  at_sums.index_copy_(0, rows, all);
+  return at::_sparse_coo_tensor_unsafe(at_sums.t().contiguous(), sums.to(like.scalar_type()),
+                                       like.sizes(), like.options(),
+                                       /*is_coalesced=*/true);
 }
 
 }  // namespace
@@ -56,10 +91,7 @@ Plan<std::function<void(Backend&, const Call&)>> plan_sparse_all_reduce(
         // Indices are [dimensions, elements]; the elements must come first to be gathered.
         const auto indices = all_gather_rows(backend, call, own._indices().t().contiguous(), rows);
         const auto values = all_gather_rows(backend, call, own._values(), rows);
-        const Tensor sum = at::sparse_coo_tensor(at::cat(indices).t(), at::cat(values),
-                                                 tensor.sizes(), tensor.options())
-                               .coalesce();
-        Tensor(tensor).copy_(sum);
+        Tensor(tensor).copy_(sum_in_order(tensor, indices, values));
       }));
 }
 
