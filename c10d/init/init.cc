@@ -35,6 +35,17 @@ void know_backends() {
   });
 }
 
+// At the start of the program, so that no other takes their names. One that has done so earlier
+// still is told by init_process_group().
+const bool backends_known = [] {
+  try {
+    know_backends();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}();
+
 RendezvousOptions rendezvous_options(const InitOptions& options) {
   RendezvousOptions where;
   where.rank = options.rank;
