@@ -167,6 +167,34 @@ TEST_P(CollectiveSuite, ThreadsUseGroupsOfTheirOwnAtOnce) {
   });
 }
 
+TEST_P(CollectiveSuite, AThousandOperationsOfEightThreadsAreUnderWayAtOnce) {
+  constexpr size_t kThreads = 8;
+  constexpr int64_t kEach = 125;
+  on_each(3, [](int rank) {
+    std::vector<dist::Group> groups;
+    for (size_t i = 0; i < kThreads; ++i) groups.push_back(dist::new_group({2, 0, 1}));
+    std::vector<std::vector<Tensor>> tensors(kThreads);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        std::vector<dist::Work> works;
+        for (int64_t n = 0; n < kEach; ++n) {
+          tensors[i].push_back(at::full({n % 5 * 400 + 1}, rank + n, at::kLong));
+          works.push_back(dist::all_reduce_async(tensors[i].back(), {.group = groups[i]}));
+        }
+        for (const dist::Work& work : works) work.wait();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& each : tensors) {
+      for (size_t n = 0; n < each.size(); ++n) {
+        const Tensor want = at::full_like(each[n], 3 * static_cast<int64_t>(n) + 3);
+        EXPECT_TRUE(at::equal(each[n], want)) << n;
+      }
+    }
+  });
+}
+
 int descriptors() {
   const std::filesystem::directory_iterator open("/proc/self/fd");
   return static_cast<int>(std::distance(begin(open), end(open)));

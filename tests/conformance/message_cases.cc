@@ -101,6 +101,30 @@ TEST_P(CollectiveSuite, AReceiveFromAnyoneSaysWhoItWas) {
   });
 }
 
+TEST_P(CollectiveSuite, AReceiveFromAnyoneTakesEverySizeAndType) {
+  on_each(3, [](int rank) {
+    int tag = 0;
+    for (const int64_t count : kCounts) {
+      for (const auto type :
+           {at::kFloat, at::kBool, at::kBFloat16, at::kLong, at::kComplexDouble}) {
+        ++tag;
+        if (rank != 1) {
+          dist::send(input_of(rank, count, type), 1, {.tag = tag});
+          continue;
+        }
+        std::vector<int> from;
+        for (int i = 0; i < 2; ++i) {
+          const Tensor got = at::zeros({count}, type);
+          from.push_back(dist::recv(got, dist::kAnySource, {.tag = tag}));
+          EXPECT_TRUE(at::equal(got, input_of(from.back(), count, type)))
+              << count << " " << c10::toString(type) << " from " << from.back();
+        }
+        EXPECT_THAT(from, ::testing::UnorderedElementsAre(0, 2));
+      }
+    }
+  });
+}
+
 TEST_P(CollectiveSuite, EveryRankSendsToEveryRankItselfIncluded) {
   for (const int ranks : kWorlds) {
     const int64_t chunk = GetParam().chunk(ranks).part;

@@ -62,6 +62,24 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
          "all_reduce SUM of (float32|int32) .2.", who(2) + " calls all_reduce SUM of int32 .2.");
   differ([](int rank) { dist::broadcast(at::ones({2}), rank == 0 ? 1 : 0); },
          "broadcast of float32 .2., root [01]", who(0) + " calls broadcast of float32 .2., root 1");
+  differ([](int rank) { dist::reduce(at::ones({2}), rank == 1 ? 2 : 0); },
+         "reduce SUM of float32 .2., root [02]",
+         who(1) + " calls reduce SUM of float32 .2., root 2");
+  const auto list = [](bool is_root) {
+    return is_root ? std::vector<Tensor>(3, at::ones({2})) : std::vector<Tensor>();
+  };
+  differ(
+      [&](int rank) {
+        const int root = rank == 2 ? 2 : 1;  // two ranks that take themselves for it
+        dist::gather(at::ones({2}), list(rank == root), root);
+      },
+      "gather of float32 .2., root [12]", who(2) + " calls gather of float32 .2., root 2");
+  differ(
+      [&](int rank) {
+        const int root = rank == 2 ? 0 : 1;
+        dist::scatter(at::ones({2}), list(rank == root), root);
+      },
+      "scatter of float32 .2., root [01]", who(2) + " calls scatter of float32 .2., root 0");
   differ([](int rank) { rank == 1 ? dist::barrier() : dist::all_reduce(at::ones({2})); },
          "barrier|all_reduce SUM of float32 .2.", who(1) + " calls barrier");
   // The same calls in another order.

@@ -50,6 +50,9 @@ class MoreThanTwoGibibytes {
     dist::all_reduce(x);
     EXPECT_TRUE(holds(x, 3)) << "all_reduce";
     fill(x, rank_);
+    dist::all_reduce_coalesced({x.narrow(0, 0, 1000), x.narrow(0, 1000, kCount - 1000)});
+    EXPECT_TRUE(holds(x, 3)) << "all_reduce_coalesced";
+    fill(x, rank_);
     dist::reduce(x, 1);
     EXPECT_TRUE(holds(x, rank_ == 1 ? 3 : 1)) << "reduce";
     fill(x, rank_);
@@ -81,6 +84,11 @@ class MoreThanTwoGibibytes {
     dist::all_gather_into_tensor(whole, half);
     EXPECT_TRUE(is_all(whole.narrow(0, 0, kCount / 2), 1)) << "all_gather_into_tensor";
     EXPECT_TRUE(is_all(whole.narrow(0, kCount / 2, kCount / 2), 2)) << "all_gather_into_tensor";
+    whole.zero_();
+    dist::all_gather_into_tensor_coalesced({whole}, {half});
+    EXPECT_TRUE(is_all(whole.narrow(0, 0, kCount / 2), 1)) << "all_gather_into_tensor_coalesced";
+    EXPECT_TRUE(is_all(whole.narrow(0, kCount / 2, kCount / 2), 2))
+        << "all_gather_into_tensor_coalesced";
   }
 
   void of_parts() const {
@@ -93,6 +101,9 @@ class MoreThanTwoGibibytes {
     const Tensor half = y.narrow(0, 0, kCount / 2).zero_();
     dist::reduce_scatter_tensor(half, x.narrow(0, 0, kCount / 2 * 2));
     EXPECT_TRUE(is_all(half.narrow(0, 0, kCount / 2 - 7), 3)) << "reduce_scatter_tensor";
+    half.zero_();
+    dist::reduce_scatter_tensor_coalesced({half}, {x.narrow(0, 0, kCount / 2 * 2)});
+    EXPECT_TRUE(is_all(half.narrow(0, 0, kCount / 2 - 7), 3)) << "reduce_scatter_tensor_coalesced";
     // To the other rank, and nothing to oneself.
     const auto other = static_cast<size_t>(1 - rank_);
     std::vector<Tensor> in(2, nothing), out = {space(0), space(0)};
@@ -100,6 +111,11 @@ class MoreThanTwoGibibytes {
     out[other] = y;
     dist::all_to_all(out, in);
     EXPECT_TRUE(holds(y, 2 - rank_)) << "all_to_all";
+    y.zero_();
+    std::vector<int64_t> splits(2);
+    splits[other] = kCount;
+    dist::all_to_all_single(y, x, splits, splits);
+    EXPECT_TRUE(holds(y, 2 - rank_)) << "all_to_all_single";
   }
 
   const int rank_;
