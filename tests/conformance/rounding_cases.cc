@@ -27,8 +27,8 @@ Tensor random_input(int rank, int64_t count, at::ScalarType type) {
   return at::randn({count}, generator, at::TensorOptions(at::kFloat)).to(type).div_(3);
 }
 
-// No 16-bit number is one of these, and no product of two float32 ones is exact.
-double factor_of_its_own(int rank) { return 1.0 / (rank + 3); }
+// None of them is a number of 16 bits.
+double factor_of_its_own(int rank) { return 1.0 / (2 * rank + 3); }
 
 Tensor reals(const Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
