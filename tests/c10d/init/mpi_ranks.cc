@@ -1,8 +1,10 @@
-// What the ranks of mpi_start_test.py do, by name, one after the other: mpi_ranks RULE.. Status 0:
-// all is as it should be.
+// What the ranks of mpi_start_test.py and mpi_lost_ranks_test.py do, by name, one after the other:
+// mpi_ranks RULE.. Status 0: all is as it should be.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <functional>
@@ -192,6 +194,37 @@ int an_error_that_was_caught_ends_nothing() {
   return 0;
 }
 
+// Collectives of all sizes without an end, but that of the group, of which each rank says what it
+// got, and after which time. Rank 1 may stop before one of its calls.
+int work_until_a_rank_is_lost(uint64_t stops_before) {
+  dist::InitOptions options;
+  options.timeout = 3s;
+  const dist::Group group = dist::init_process_group("mpi", options);
+  const auto say = [&](const char* what) {
+    std::printf("rank %d of process %d %s\n", group->rank(), getpid(), what);
+    std::fflush(stdout);
+  };
+  const at::Tensor all = at::ones({1 << 20});
+  TimePoint called;
+  const Error error = error_of([&] {
+    while (true) {
+      const uint64_t turn = group->sequence() + 1;
+      if (turn == 20) say("works");
+      if (turn == stops_before && group->rank() == 1) raise(SIGSTOP);
+      const at::Tensor x = all.narrow(0, 0, std::vector{3, 3000, 100'000, 1 << 20}[turn % 4]);
+      called = Clock::now();
+      turn / 4 % 2 ? dist::all_reduce(x) : dist::broadcast(x, 0);
+    }
+  });
+  say((describe(Clock::now() - called) + " later: " + error.what()).c_str());
+  group->abort("a rank is lost");
+  expect(contains(error_of([] { dist::barrier(); }), "failed before"), "the group is of no use");
+  return 3;
+}
+
+int work_until_one_is_killed() { return work_until_a_rank_is_lost(0); }
+int work_until_one_stops_before_call_30() { return work_until_a_rank_is_lost(30); }
+
 const std::map<std::string, std::function<int()>> kRules = {
 #define RULE(name) \
   { #name, name }
@@ -204,6 +237,8 @@ const std::map<std::string, std::function<int()>> kRules = {
     RULE(a_failure_ends_the_job),
     RULE(an_error_that_was_caught_ends_nothing),
     RULE(keeps_few_messages_that_nobody_asks_for),
+    RULE(work_until_one_is_killed),
+    RULE(work_until_one_stops_before_call_30),
     RULE(who_has_run_out_of_time_does_not_wait_for_ever)
 #undef RULE
 };
