@@ -1,5 +1,5 @@
-// A hundred steps of DistributedDataParallel beside plain LibTorch in one process, bit by bit, and
-// beside PyTorch's own.
+// A hundred steps of DistributedDataParallel, over each backend and between hosts, beside plain
+// LibTorch in one process, bit by bit; and beside PyTorch's own.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -7,16 +7,11 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <tuple>
 
-#include <ATen/Parallel.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/sgd.h>
-
-#include <farspan/c10d/ddp/distributed_data_parallel.h>
 #include <farspan/c10d/ddp/distributed_sampler.h>
 
-#include "parity/ddp_parity_net.h"
+#include "parity/ddp_parity_oracle.h"
 #include "support/ranks.h"
 
 #ifndef FARSPAN_PYTHON
@@ -26,33 +21,6 @@
 
 namespace farspan::testing {
 namespace {
-
-using at::Tensor;
-using Tensors = std::vector<Tensor>;
-
-constexpr int kSteps = 100;
-
-Tensor loss_of(ParityNet& net, const ParityShard& shard) {
-  return at::nll_loss(net.forward(shard.images), shard.labels);
-}
-
-torch::optim::SGD optimizer_of(const torch::nn::Module& net) {
-  return torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-}
-
-// The documented order: the gradients of ranks 0, 1, 2, ... are added, and divided by their number.
-void step_serially(ParityNet& net, int step, int ranks, at::ScalarType type) {
-  const Tensors parameters = net.parameters();
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Tensors own =
-        torch::autograd::grad({loss_of(net, ParityShard(step, rank, type))}, parameters);
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      Tensor& sum = parameters[i].mutable_grad();
-      sum = rank == 0 ? own[i] : sum + own[i];
-    }
-  }
-  for (const Tensor& one : parameters) one.mutable_grad() /= ranks;
-}
 
 void step_on_joined_batch(ParityNet& net, int step, int ranks) {
   Tensors images, labels;
@@ -65,25 +33,20 @@ void step_on_joined_batch(ParityNet& net, int step, int ranks) {
   at::nll_loss(net.forward(at::cat(images)), at::cat(labels)).backward();
 }
 
-Tensors copy_of(const Tensors& tensors) {
-  Tensors copies;
-  for (const Tensor& one : tensors) copies.push_back(one.detach().clone());
-  return copies;
-}
+// Where the ranks are, all of them threads.
+struct Place {
+  const char* name;
+  bool is_fake = false;
+  dist::testing::HostOf host_of = dist::testing::one_host;
 
-// Parameters after each step.
-template <class Step>
-std::vector<Tensors> train_alone(at::ScalarType type, const Step& step_of) {
-  ParityNet net(type);
-  auto optimizer = optimizer_of(net);
-  std::vector<Tensors> history;
-  for (int step = 0; step < kSteps; ++step) {
-    step_of(net, step);
-    optimizer.step();
-    history.push_back(copy_of(net.parameters()));
+  void run(int ranks, const RankBody& body) const {
+    is_fake ? run_on_fake_ranks(ranks, body) : run_on_hosts(host_of, ranks, body);
   }
-  return history;
-}
+};
+void PrintTo(const Place& place, std::ostream* out) { *out << place.name; }
+const Place kFake{"Fake", true}, kOneHost{"Cpu"};
+const Place kHosts{"CpuHosts", false, dist::testing::own_host};
+const Place kMixed{"CpuMixed", false, dist::testing::mixed_hosts};
 
 struct Case {
   int ranks;
@@ -95,66 +58,61 @@ void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
 // Calls `check(step, parameters)` on each rank after each step.
 template <class Check>
-void train_with_ddp(const Case& one, const Check& check) {
-  run_on_cpu_ranks(one.ranks, [&](int rank) {
-    const auto net = std::make_shared<ParityNet>(one.type);
-    dist::DistributedDataParallel<ParityNet> ddp(net, one.options);
-    auto optimizer = optimizer_of(ddp);
-    for (int step = 0; step < kSteps; ++step) {
-      optimizer.zero_grad();
-      const ParityShard shard(step, rank, one.type);
-      at::nll_loss(ddp(shard.images), shard.labels).backward();
-      optimizer.step();
-      check(step, net->parameters());
-      if (::testing::Test::HasFailure()) return;
-    }
-  });
+void train_on(const Place& place, const Case& one, const Check& check) {
+  place.run(one.ranks, [&](int rank) { train_with_ddp(rank, one.type, one.options, check); });
 }
 
 void expect_near(const Tensor& ours, const Tensor& theirs, const std::string& what) {
   EXPECT_LE((ours - theirs).norm().item<double>(), 1e-12 * theirs.norm().item<double>()) << what;
 }
 
-class DdpParity : public ::testing::TestWithParam<Case> {
+using PlaceAndCase = std::tuple<Place, Case>;
+class DdpParity : public ::testing::TestWithParam<PlaceAndCase> {
  protected:
-  static void SetUpTestSuite() { at::set_num_threads(1); }
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    // Between hosts both ways are gone: small buckets at once, and large ones in several pieces.
+    setenv("FARSPAN_CPU_HOSTS_SMALL_BYTES", "1000", 1);
+    setenv("FARSPAN_CPU_PIECE_BYTES", "1024", 1);
+  }
 };
 
-TEST_P(DdpParity, AHundredStepsAreTheSameBitsAsAddedInTheOrderOfRanks) {
-  const Case& one = GetParam();
-  const auto expected = train_alone(
-      one.type, [&](ParityNet& net, int step) { step_serially(net, step, one.ranks, one.type); });
-  train_with_ddp(one, [&](int step, const Tensors& parameters) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      EXPECT_TRUE(at::equal(parameters[i], expected[static_cast<size_t>(step)][i]))
-          << "parameter " << i << " in step " << step;
-    }
+TEST_P(DdpParity, AHundredStepsAreTheSameBitsAsAddedInTheDocumentedOrder) {
+  const auto& [place, one] = GetParam();
+  const auto hosts = dist::testing::ranks_by_host(one.ranks, place.host_of);
+  const auto expected = train_alone(one.type, [&, type = one.type](ParityNet& net, int step) {
+    step_serially(net, step, hosts, type);
+  });
+  train_on(place, one, [&](int step, const Tensors& parameters) {
+    expect_same_bits(step, parameters, expected);
   });
 }
 
-dist::DdpOptions small_buckets(dist::DdpOptions options = {}) {
-  options.bucket_bytes = 2000;
-  options.first_bucket_bytes = 100;
-  return options;
+std::string name_of_case(const ::testing::TestParamInfo<PlaceAndCase>& each) {
+  return std::string(std::get<0>(each.param).name) + "_" + std::get<1>(each.param).name;
 }
 INSTANTIATE_TEST_SUITE_P(
     Nets, DdpParity,
-    ::testing::Values(
-        Case{2, at::kFloat, {}, "Float_2"}, Case{3, at::kFloat, {}, "Float_3"},
-        Case{4, at::kFloat, {}, "Float_4"}, Case{2, at::kDouble, {}, "Double_2"},
-        Case{3, at::kDouble, {}, "Double_3"}, Case{4, at::kDouble, {}, "Double_4"},
-        Case{3, at::kFloat, small_buckets(), "Float_3_buckets"},
-        Case{3, at::kFloat, small_buckets({.gradient_as_bucket_view = false}), "Float_3_copied"},
-        Case{3, at::kDouble, small_buckets({.find_unused_parameters = true}), "Double_3_unused"},
-        Case{3, at::kDouble, small_buckets({.static_graph = true}), "Double_3_static"}),
-    [](const auto& each) { return std::string(each.param.name); });
+    ::testing::Combine(
+        ::testing::Values(kFake, kOneHost, kHosts, kMixed),
+        ::testing::Values(
+            Case{2, at::kFloat, {}, "Float_2"}, Case{3, at::kFloat, {}, "Float_3"},
+            Case{4, at::kFloat, {}, "Float_4"}, Case{2, at::kDouble, {}, "Double_2"},
+            Case{3, at::kDouble, {}, "Double_3"}, Case{4, at::kDouble, {}, "Double_4"},
+            Case{3, at::kFloat, small_buckets(), "Float_3_buckets"},
+            Case{3, at::kFloat, small_buckets({.gradient_as_bucket_view = false}),
+                 "Float_3_copied"},
+            Case{3, at::kDouble, small_buckets({.find_unused_parameters = true}),
+                 "Double_3_unused"},
+            Case{3, at::kDouble, small_buckets({.static_graph = true}), "Double_3_static"})),
+    name_of_case);
 
 TEST(DdpParityInDouble, AHundredStepsAreThoseOfTheJoinedBatch) {
   at::set_num_threads(1);
   for (const int ranks : {2, 3, 4}) {
     const auto expected = train_alone(
         at::kDouble, [&](ParityNet& net, int step) { step_on_joined_batch(net, step, ranks); });
-    train_with_ddp({ranks, at::kDouble}, [&](int step, const Tensors& parameters) {
+    train_on(kOneHost, {ranks, at::kDouble}, [&](int step, const Tensors& parameters) {
       for (size_t i = 0; i < parameters.size(); ++i) {
         expect_near(parameters[i], expected[static_cast<size_t>(step)][i],
                     "parameter " + std::to_string(i) + " in step " + std::to_string(step));
@@ -207,7 +165,7 @@ TEST_F(DdpBesidePyTorch, AHundredStepsAreThoseOfItsOwnOverGloo) {
     theirs[step][index] = at::tensor(values, at::kDouble);
   }
   ASSERT_EQ(theirs.size(), 10u);
-  train_with_ddp({2, at::kDouble}, [&](int step, const Tensors& parameters) {
+  train_on(kOneHost, {2, at::kDouble}, [&](int step, const Tensors& parameters) {
     const auto found = theirs.find(step);
     if (found == theirs.end()) return;
     ASSERT_EQ(found->second.size(), parameters.size());

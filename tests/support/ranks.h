@@ -1,4 +1,4 @@
-// Ranks of one job as threads of this process, over each backend.
+// Ranks of one job as threads of this process, over each backend, on one host or as if on several.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include <farspan/c10d/backends/cpu/cpu.h>
 #include <farspan/c10d/backends/fake/fake.h>
 #include <farspan/c10d/group/process_group.h>
-#include <farspan/c10d/store/hash_store.h>
+
+#include "c10d/backends/cpu_job.h"
 
 namespace farspan::testing {
 
@@ -61,21 +61,18 @@ class FakeRanks final : public Ranks {
 
 class CpuRanks final : public Ranks {
  public:
-  CpuRanks(int ranks, Millis timeout) : ranks_(ranks), timeout_(timeout) {}
+  CpuRanks(int ranks, Millis timeout, dist::testing::HostOf host_of)
+      : ranks_(ranks), timeout_(timeout), host_of_(std::move(host_of)) {}
   dist::Group group(int rank) override {
-    dist::BackendContext context;
-    context.store = store_;
-    context.group.name = "world";
-    context.group.rank = rank;
-    for (int one = 0; one < ranks_; ++one) context.group.ranks.push_back(one);
-    context.deadline = Deadline::after(std::chrono::seconds(60));
-    auto backend = dist::cpu::make_cpu_backend(context);
-    return std::make_shared<dist::ProcessGroup>(context.group, rank, std::move(backend), timeout_);
+    return std::make_shared<dist::ProcessGroup>(
+        dist::testing::whole_job(rank, ranks_), rank,
+        dist::testing::join_job(store_, rank, ranks_, host_of_(rank)), timeout_);
   }
 
  private:
   const int ranks_;
   const Millis timeout_;
+  const dist::testing::HostOf host_of_;
   const std::shared_ptr<dist::HashStore> store_ = std::make_shared<dist::HashStore>();
 };
 
@@ -85,7 +82,11 @@ inline void run_on_fake_ranks(int ranks, const RankBody& body, Millis timeout = 
   FakeRanks(ranks, timeout).run(ranks, body);
 }
 inline void run_on_cpu_ranks(int ranks, const RankBody& body, Millis timeout = kRanksTimeout) {
-  CpuRanks(ranks, timeout).run(ranks, body);
+  CpuRanks(ranks, timeout, dist::testing::one_host).run(ranks, body);
+}
+inline void run_on_hosts(const dist::testing::HostOf& host_of, int ranks, const RankBody& body,
+                         Millis timeout = kRanksTimeout) {
+  CpuRanks(ranks, timeout, host_of).run(ranks, body);
 }
 
 }  // namespace farspan::testing

@@ -4,6 +4,7 @@
 #include <farspan/c10d/backends/cpu/cpu.h>
 #include <farspan/c10d/store/hash_store.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -40,6 +41,22 @@ inline std::string one_host(int) { return ""; }
 inline std::string own_host(int rank) { return "host" + std::to_string(rank); }
 // Two, with different numbers of ranks, which do not lie one after the other.
 inline std::string mixed_hosts(int rank) { return rank % 3 == 1 ? "odd" : "even"; }
+
+// The ranks of each host, and the hosts in the order of their first ranks: that of additions, see
+// c10d/backends/README.md, "Hosts".
+inline std::vector<std::vector<int>> ranks_by_host(int ranks, const HostOf& host_of) {
+  std::vector<std::vector<int>> hosts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto is_here = [&](const auto& host) { return host_of(host[0]) == host_of(rank); };
+    const auto found = std::find_if(hosts.begin(), hosts.end(), is_here);
+    if (found == hosts.end()) {
+      hosts.push_back({rank});
+    } else {
+      found->push_back(rank);
+    }
+  }
+  return hosts;
+}
 
 // All ranks of a job.
 inline std::vector<std::shared_ptr<Backend>> make_job(int ranks, const HostOf& host_of = one_host) {

@@ -1,5 +1,5 @@
-// Ranks as processes of their own: they learn the same, and one that dies in the middle of a
-// backward pass ends it on the others in time.
+// Ranks as processes of their own, on one host or as if on several: they learn what one process
+// learns, and one that dies in the middle of a backward pass ends it on the others in time.
 #include <signal.h>
 #include <unistd.h>
 
@@ -23,30 +23,59 @@ int join_job() {
   at::set_num_threads(1);
   dist::InitOptions options;
   options.init_method = std::getenv("INIT_METHOD");
+  options.bind_host = "127.0.0.1";
   dist::init_process_group("cpu", options);
   return dist::get_rank();
 }
 
-// Prints what it has learned.
+constexpr int kSteps = 50;
+
+// All bits.
+std::string describe(const torch::nn::Module& net) {
+  std::string text = "learned";
+  char number[40];
+  for (const Tensor& parameter : net.parameters()) {
+    for (const Tensor& one : parameter.flatten().unbind()) {
+      std::snprintf(number, sizeof number, " %a", one.item<double>());
+      text += number;
+    }
+  }
+  return text + "\n";
+}
+
+Tensor loss_of(const Tensor& output) { return output.sin().sum(); }
+
+// Each rank begins with other parameters; those of rank 0 count.
 int train() {
   const int rank = join_job();
   const auto net = seeded(std::make_shared<TwoLayers>(), rank);
   {
     Ddp<TwoLayers> ddp(net, {.bucket_bytes = 64, .first_bucket_bytes = 32});
     torch::optim::SGD optimizer(ddp.parameters(), 0.1);
-    for (int step = 0; step < 50; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
-      ddp(input_of(rank, step)).sin().sum().backward();
+      loss_of(ddp(input_of(rank, step))).backward();
       optimizer.step();
     }
   }
-  std::printf("learned");
-  for (const Tensor& one : net->parameters()) {
-    std::printf(" %a", one.to(at::kDouble).square().sum().item<double>());
-  }
-  std::printf("\n");
+  std::printf("%s", describe(*net).c_str());
   dist::destroy_process_group();
   return 0;
+}
+
+// What ranks on these hosts should print.
+std::string train_alone(const std::vector<std::vector<int>>& hosts) {
+  const auto net = seeded(std::make_shared<TwoLayers>(), 0);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    const Tensors gradients = averaged(
+        hosts, *net, [&](int rank) { return loss_of(net->forward(input_of(rank, step))); });
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      net->parameters()[i].mutable_grad() = gradients[i];
+    }
+    optimizer.step();
+  }
+  return describe(*net);
 }
 
 // Rank 1 dies in the middle of its fourth backward pass; the others say what they got, and when,
@@ -73,13 +102,15 @@ int lose_a_rank() {
   return 0;
 }
 
-std::vector<Process::End> run_processes(const char* role, int ranks) {
+std::vector<Process::End> run_processes(
+    const char* role, int ranks, const dist::testing::HostOf& host_of = dist::testing::one_host) {
   const TemporaryFolder folder;
   std::vector<std::unique_ptr<Process>> processes;
   for (int rank = 0; rank < ranks; ++rank) {
     processes.push_back(std::make_unique<Process>(
         role, Process::Environment{{"WORLD_SIZE", std::to_string(ranks)},
                                    {"RANK", std::to_string(rank)},
+                                   {"FARSPAN_HOST_ID", host_of(rank)},
                                    {"INIT_METHOD", "file://" + folder.file("meet")}}));
   }
   std::vector<Process::End> ends;
@@ -87,13 +118,23 @@ std::vector<Process::End> run_processes(const char* role, int ranks) {
   return ends;
 }
 
-TEST(DdpProcesses, LearnTheSameBits) {
-  const auto ends = run_processes("train", 3);
-  EXPECT_THAT(ends[0].output, HasSubstr("learned 0x"));
-  for (const Process::End& end : ends) {
+void expect_bits_of_one_process(const dist::testing::HostOf& host_of) {
+  at::set_num_threads(1);
+  constexpr int kRanks = 3;
+  const std::string expected = train_alone(dist::testing::ranks_by_host(kRanks, host_of));
+  for (const Process::End& end : run_processes("train", kRanks, host_of)) {
     EXPECT_EQ(end.status, 0);
-    EXPECT_EQ(end.output, ends[0].output);
+    EXPECT_EQ(end.output, expected);
   }
+}
+
+TEST(DdpProcesses, LearnTheBitsThatOneProcessDoes) {
+  expect_bits_of_one_process(dist::testing::one_host);
+}
+
+TEST(DdpProcesses, OfSeveralHostsLearnTheBitsThatOneProcessDoes) {
+  expect_bits_of_one_process(dist::testing::own_host);
+  expect_bits_of_one_process(dist::testing::mixed_hosts);
 }
 
 TEST(DdpProcesses, EndInTimeWhenOneDiesInItsBackwardPass) {

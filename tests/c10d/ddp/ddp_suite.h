@@ -100,25 +100,41 @@ inline Tensors gradients_of(const torch::nn::Module& net) {
   return gradients;
 }
 
-// The sum of the ranks' gradients, in their order, divided by their number.
-//   loss  of a rank, over the parameters of `net`
+// The sum of the ranks' gradients, divided by their number. On each host they are added in the
+// order of its ranks, then those sums in the order of the hosts.
+//   hosts  the ranks of each
+//   loss   of a rank, over the parameters of `net`
+inline Tensors averaged(const std::vector<std::vector<int>>& hosts, const torch::nn::Module& net,
+                        const std::function<Tensor(int rank)>& loss) {
+  const auto add = [](Tensors& sums, const Tensors& more) {
+    if (sums.empty()) {
+      for (const Tensor& one : more) sums.push_back(one.clone());
+      return;
+    }
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += more[i];
+  };
+  Tensors all;
+  int ranks = 0;
+  for (const auto& host : hosts) {
+    Tensors sums;
+    for (const int rank : host) {
+      Tensors own = torch::autograd::grad({loss(rank)}, net.parameters(), {}, std::nullopt,
+                                          /*create_graph=*/false, /*allow_unused=*/true);
+      for (size_t i = 0; i < own.size(); ++i) {
+        if (!own[i].defined()) own[i] = at::zeros_like(net.parameters()[i]);
+      }
+      add(sums, own);
+      ++ranks;
+    }
+    add(all, sums);
+  }
+  for (Tensor& one : all) one /= ranks;
+  return all;
+}
+// All on one host.
 inline Tensors averaged(int ranks, const torch::nn::Module& net,
                         const std::function<Tensor(int rank)>& loss) {
-  Tensors sums;
-  for (int rank = 0; rank < ranks; ++rank) {
-    Tensors own = torch::autograd::grad({loss(rank)}, net.parameters(), {}, std::nullopt,
-                                        /*create_graph=*/false, /*allow_unused=*/true);
-    for (size_t i = 0; i < own.size(); ++i) {
-      if (!own[i].defined()) own[i] = at::zeros_like(net.parameters()[i]);
-      if (rank == 0) {
-        sums.push_back(own[i].clone());
-      } else {
-        sums[i] += own[i];
-      }
-    }
-  }
-  for (Tensor& one : sums) one /= ranks;
-  return sums;
+  return averaged(dist::testing::ranks_by_host(ranks, dist::testing::one_host), net, loss);
 }
 
 inline void expect_equal(const Tensors& ours, const Tensors& expected, const std::string& what) {
