@@ -33,13 +33,14 @@ void Lane::release() {
   if (!queue_.empty()) call_thread_locked();
 }
 
-void Lane::post(std::shared_ptr<Task> task) {
+void Lane::post(std::shared_ptr<Task> task, bool here) {
   {
     MutexLock lock(mutex_);
     if (!stopped_) {
       task->sequence_ = ++count_;
-      queue_.push_back(std::move(task));
-      if (!taken_) call_thread_locked();
+      queue_.push_back(task);
+      if (here) work_off_locked(task.get());
+      if (!taken_ && !queue_.empty()) call_thread_locked();
       return;
     }
   }

@@ -106,9 +106,10 @@ template <class Body>
 Work perform_async(Plan<Body> plan) {
   plan.group->check_usable(plan.signature);
   const std::shared_ptr<Lane> lane = plan.group->lane();
+  const bool is_alone = plan.group->size() == 1;  // nobody to wait for: a thread would cost more
   auto task = std::make_shared<detail::CollectiveTask<Body>>(std::move(plan));
   const Work work{Future<int>(task)};
-  lane->post(std::move(task));
+  lane->post(std::move(task), is_alone);
   return work;
 }
 

@@ -86,8 +86,10 @@ void train_with_ddp(int rank, at::ScalarType type, const dist::DdpOptions& optio
   }
 }
 
+// Once that has failed, all that follows differs, too.
 inline void expect_same_bits(int step, const Tensors& ours,
                              const std::vector<Tensors>& expected_after) {
+  if (::testing::Test::HasFailure()) return;
   const Tensors& expected = expected_after.at(static_cast<size_t>(step));
   ASSERT_EQ(ours.size(), expected.size());
   for (size_t i = 0; i < ours.size(); ++i) {

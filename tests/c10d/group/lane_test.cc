@@ -31,10 +31,10 @@ class LaneTest : public ::testing::Test {
  protected:
   void TearDown() override { lane_->stop(); }
 
-  Future<int> post(std::function<void(uint64_t)> body) {
+  Future<int> post(std::function<void(uint64_t)> body, bool here = false) {
     auto task = std::make_shared<Note>(lane_, std::move(body));
     const Future<int> future(task);
-    lane_->post(std::move(task));
+    lane_->post(std::move(task), here);
     return future;
   }
 
@@ -67,6 +67,19 @@ TEST_F(LaneTest, ItsThreadRunsWhatNobodyWaitsFor) {
   std::atomic<bool> ran{false};
   post([&](uint64_t) { ran = true; });
   while (!ran) std::this_thread::yield();
+}
+
+TEST_F(LaneTest, WhatIsPostedToRunHereNeedsNoThread) {
+  std::thread::id ran_on;
+  const auto run = [&](uint64_t) { ran_on = std::this_thread::get_id(); };
+  EXPECT_TRUE(post(run, /*here=*/true).ready());
+  EXPECT_EQ(ran_on, std::this_thread::get_id());
+  // But for what is before it.
+  ASSERT_EQ(lane_->try_take(), 2u);
+  const auto later = post(run, /*here=*/true);
+  EXPECT_FALSE(later.ready());
+  lane_->release();
+  later.wait();
 }
 
 TEST_F(LaneTest, TheTurnIsRefusedWhileOthersAreBefore) {
