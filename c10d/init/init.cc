@@ -138,7 +138,10 @@ Group init_process_group(const std::string& backend, const InitOptions& options)
     set_default_group(group);
     return group;
   } catch (Error& error) {
-    throw error.operation("init_process_group").elapsed(Clock::now() - begun);
+    // What was being done says at which place.
+    const std::string inner = error.operation();
+    throw error.operation("init_process_group" + (inner.empty() ? "" : ", " + inner))
+        .elapsed(Clock::now() - begun);
   }
 }
 

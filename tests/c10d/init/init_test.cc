@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 
 #include <farspan/c10d/group/collectives.h>
 #include <farspan/c10d/init/init.h>
@@ -202,6 +203,59 @@ TEST(InitProcessGroup, ProcessesMeetInEtcd) {
   if (!missing.empty()) GTEST_SKIP() << missing;
   expect_to_meet_in_server(StoreServer::Kind::kEtcd, "etcd://");
 }
+
+using Server = StoreServer::Kind;
+
+class InitInServerWithPassword : public ::testing::TestWithParam<Server> {
+ protected:
+  void SetUp() override {
+    const std::string missing = StoreServer::missing(GetParam());
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+  // The first line of a file is the password.
+  void write_password(const std::string& password) {
+    std::ofstream(folder_.file("password")) << password << "\n";
+  }
+  Process::Environment with_file(const PasswordServer& with) const {
+    const std::string scheme = GetParam() == Server::kRedis ? "redis" : "etcd";
+    return {{"INIT_METHOD", scheme + "://alice@" + with.server.place() + "?prefix=job"},
+            {"FARSPAN_STORE_PASSWORD_FILE", folder_.file("password")}};
+  }
+
+ private:
+  const TemporaryFolder folder_;
+};
+
+TEST_P(InitInServerWithPassword, ProcessesMeet) {
+  const PasswordServer with(GetParam());
+  write_password(PasswordServer::kPassword);
+  expect_to_meet(with_file(with));
+  // The variable comes first.
+  write_password("wr0ng");
+  Process::Environment both = with_file(with);
+  both["FARSPAN_STORE_PASSWORD"] = PasswordServer::kPassword;
+  expect_to_meet(both);
+}
+
+TEST_P(InitInServerWithPassword, AWrongPasswordIsSaidSoonAndNotShown) {
+  const PasswordServer with(GetParam());
+  write_password("wr0ng");
+  Process::Environment environment = with_file(with);
+  environment["WORLD_SIZE"] = "3";
+  environment["RANK"] = "1";
+  Process rank("sum_of_ranks", environment);
+  const Process::End end = rank.wait(20s);  // though others do not come for half an hour
+  EXPECT_EQ(end.status, 1);
+  EXPECT_THAT(end.output, HasSubstr("INVALID_ARGUMENT: init_process_group"));
+  EXPECT_THAT(end.output, HasSubstr(with.server.place()));
+  EXPECT_THAT(end.output, ::testing::ContainsRegex("correct the .*password"));
+  EXPECT_THAT(end.output, ::testing::Not(HasSubstr("wr0ng")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Servers, InitInServerWithPassword,
+                         ::testing::Values(Server::kRedis, Server::kEtcd), [](const auto& kind) {
+                           return kind.param == Server::kRedis ? "Redis" : "Etcd";
+                         });
 
 }  // namespace
 }  // namespace farspan::testing

@@ -88,36 +88,8 @@ class ServerStore : public ::testing::TestWithParam<Server> {
 INSTANTIATE_TEST_SUITE_P(Servers, ServerStore, ::testing::Values(Server::kRedis, Server::kEtcd),
                          [](const auto& kind) { return scheme_of(kind.param); });
 
-constexpr const char* kPassword = "s3cret/?@";
+constexpr const char* kPassword = PasswordServer::kPassword;
 constexpr const char* kAlice = "alice:s3cret%2F?%40@";  // '?' may stand for itself
-
-struct PasswordServer {
-  explicit PasswordServer(Server kind)
-      : server(kind, kind == Server::kRedis
-                         ? std::vector<std::string>{"--requirepass", "other", "--user", "alice",
-                                                    "on", std::string(">") + kPassword,
-                                                    "~farspan:*", "&farspan:*", "+@all"}
-                         : std::vector<std::string>{}) {
-    if (kind == Server::kRedis) return;
-    join(kind, server.place(), "x");  // waits until it is there
-    const std::string quoted = std::string("\"") + kPassword + "\"";
-    const std::pair<std::string, std::string> requests[] = {
-        {"user/add", R"({"name":"root","password":"root"})"},
-        {"role/add", R"({"name":"root"})"},
-        {"user/grant", R"({"user":"root","role":"root"})"},
-        {"user/add", R"({"name":"alice","password":)" + quoted + "}"},
-        {"role/add", R"({"name":"jobs"})"},
-        // From "farspan:" to before "farspan;".
-        {"role/grant", R"({"name":"jobs","perm":{"permType":"READWRITE","key":"ZmFyc3Bhbjo=",)"
-                       R"("range_end":"ZmFyc3Bhbjs="}})"},
-        {"user/grant", R"({"user":"alice","role":"jobs"})"},
-        {"enable", "{}"}};
-    for (const auto& [what, body] : requests) {
-      EXPECT_THAT(http_post(server.port(), "/v3/auth/" + what, body), HasSubstr("200 OK")) << what;
-    }
-  }
-  StoreServer server;
-};
 
 TEST_P(ServerStore, UserAndPasswordAreTakenFromTheUrlTheEnvironmentOrAFile) {
   PasswordServer with(GetParam());

@@ -12,6 +12,7 @@
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/net/dial.h>
+#include <farspan/c10d/store/rendezvous.h>
 
 namespace farspan::testing {
 namespace {
@@ -123,6 +124,35 @@ std::vector<std::string> StoreServer::arguments() const {
   }
   all.insert(all.end(), more_.begin(), more_.end());
   return all;
+}
+
+PasswordServer::PasswordServer(StoreServer::Kind kind)
+    : server(kind, kind == StoreServer::Kind::kRedis
+                       ? std::vector<std::string>{"--requirepass", "other", "--user", "alice", "on",
+                                                  std::string(">") + kPassword, "~farspan:*",
+                                                  "&farspan:*", "+@all"}
+                       : std::vector<std::string>{}) {
+  if (kind == StoreServer::Kind::kRedis) return;
+  dist::RendezvousOptions options;
+  options.timeout = 60s;
+  dist::rendezvous("etcd://" + server.place() + "?rank=0&world_size=1&prefix=x",
+                   options);  // it is there
+  const std::string quoted = std::string("\"") + kPassword + "\"";
+  const std::pair<std::string, std::string> requests[] = {
+      {"user/add", R"({"name":"root","password":"root"})"},
+      {"role/add", R"({"name":"root"})"},
+      {"user/grant", R"({"user":"root","role":"root"})"},
+      {"user/add", R"({"name":"alice","password":)" + quoted + "}"},
+      {"role/add", R"({"name":"jobs"})"},
+      // From "farspan:" to before "farspan;".
+      {"role/grant", R"({"name":"jobs","perm":{"permType":"READWRITE","key":"ZmFyc3Bhbjo=",)"
+                     R"("range_end":"ZmFyc3Bhbjs="}})"},
+      {"user/grant", R"({"user":"alice","role":"jobs"})"},
+      {"enable", "{}"}};
+  for (const auto& [what, body] : requests) {
+    const std::string answer = http_post(server.port(), "/v3/auth/" + what, body);
+    if (answer.find("200 OK") == std::string::npos) throw std::runtime_error(what + ": " + answer);
+  }
 }
 
 std::string http_post(uint16_t port, const std::string& path, const std::string& body,

@@ -50,6 +50,14 @@ class StoreServer {
   std::unique_ptr<Process> process_;
 };
 
+// One that lets in nobody but its users, of whom "alice" may do what farspan needs.
+struct PasswordServer {
+  static constexpr const char* kPassword = "s3cret/?@";
+
+  explicit PasswordServer(StoreServer::Kind kind);
+  StoreServer server;
+};
+
 // Sends one request of HTTP, with a token of a login, and returns the whole answer.
 std::string http_post(uint16_t port, const std::string& path, const std::string& body,
                       const std::string& token = "");
