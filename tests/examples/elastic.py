@@ -1,6 +1,7 @@
 """What the tests of restarts share: torchrun under watch, and the lines that a run has written."""
 
 import atexit
+import contextlib
 import os
 import pathlib
 import re
@@ -44,16 +45,34 @@ def may_stay(path):
     return path.is_dir() or path.name in ("error.json", "ddp.svg", "checkpoint")
 
 
+def variables_of(pid):
+    text = (PROC / str(pid) / "environ").read_bytes().decode()
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
 def pid_of_rank(run, rank):
     """The process that has this rank now, or None."""
     for pid in run.look():
         try:
-            variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            if variables_of(pid).get("RANK") == str(rank):
+                return pid
         except OSError:
             continue
-        if f"RANK={rank}".encode() in variables:
-            return pid
     return None
+
+
+def listening_ports(pid):
+    """The TCP ports at which this process listens."""
+    own, found = set(), set()
+    for link in (PROC / str(pid) / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # just closed
+            own.add(os.readlink(link))
+    for table in ("tcp", "tcp6"):
+        for line in (PROC / str(pid) / "net" / table).read_text().splitlines()[1:]:
+            _, address, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in own:
+                found.add(int(address.rsplit(":", 1)[1], 16))
+    return found
 
 
 class CountingRun:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Agents leave and join a job that trains: elastic_members_test.py ELASTIC_TRAINING TORCHRUN [RUNS]
 
-Three agents, of one rank each, under torchrun --nnodes=1:3. One is lost with its rank, another one
-comes. Each time the world is formed anew and goes on from the checkpoint: every example is trained on
+Three agents, of one rank each, under torchrun --nnodes=1:3. One is lost with its rank, and then another,
+so that as few are left as may be; one comes. Each time the world is formed anew and goes on from the checkpoint: every example is trained on
 once in each epoch, but for those that even out the ranks' shares, and no momentum is lost.
 """
 
@@ -14,7 +14,8 @@ import sys
 import elastic
 
 EXAMPLES, BATCH, EPOCHS, EVERY = 101, 2, 3, 3  # as elastic_training has them
-FIRST_HOLD, SECOND_HOLD = 10, 20  # steps; both in the first epoch
+HOLDS = 8, 14, 20  # steps, all in the first epoch: by three ranks, then two, then one
+LAST = 2  # ranks, at the end
 # A lost agent is noticed after 4 s. A world of less than three waits a second for others to come.
 RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=4,last_call_timeout=1"
 # Without it an agent of PyTorch 2.11 that joins later waits for an address of the agents' store that
@@ -59,7 +60,7 @@ def check(lines):
             expected.world(ranks)
     expected.train()
     done = re.fullmatch(
-        r"done at step (\d+) with 3 ranks, (\d+) of epoch (\d+): "
+        rf"done at step (\d+) with {LAST} ranks, (\d+) of epoch (\d+): "
         r"(\d+) samples, seen (\d+), the least (\d+), turns (\d+)", lines[-1])
     step, taken, epoch, samples, seen, least, turns = map(int, done.groups())
     assert (step, samples) == (expected.step, expected.samples), f"{lines[-1]}: {vars(expected)}"
@@ -84,28 +85,30 @@ def in_world(what, ranks, step):
 
 
 def leave_and_join(training, torchrun):
-    run = elastic.CountingRun(limit=FIRST_HOLD)
+    run = elastic.CountingRun(limit=HOLDS[0])
     port = elastic.free_port()
-    # One has the store that the agents meet in, and so must not be the one that is lost.
-    host, victim = random.sample(range(3), 2)
-    agents = [agent(training, torchrun, port, run.arguments(), number == host) for number in range(3)]
-    run.wait_for(in_world("held", 3, FIRST_HOLD), agents)
+    agents = [agent(training, torchrun, port, run.arguments(), number == 0) for number in range(3)]
+    run.wait_for(in_world("held", 3, HOLDS[0]), agents)
 
-    lost = agents.pop(victim)
-    lost.kill()
-    run.wait_for(in_world("resumed", 2, FIRST_HOLD // EVERY * EVERY), agents)
-    run.allow(SECOND_HOLD)
-    run.wait_for(in_world("held", 2, SECOND_HOLD), agents)
+    lost = []
+    for ranks, before, until in ((2, *HOLDS[:2]), (1, *HOLDS[1:])):
+        # The first has the store that the agents meet in, and so must not be the one that is lost.
+        lost.append(agents.pop(random.randrange(1, len(agents))))
+        lost[-1].kill()
+        run.wait_for(in_world("resumed", ranks, before // EVERY * EVERY), agents)
+        run.allow(until)
+        run.wait_for(in_world("held", ranks, until), agents)
 
     agents.append(agent(training, torchrun, port, run.arguments(), False))
-    run.wait_for(in_world("resumed", 3, SECOND_HOLD // EVERY * EVERY), agents)
+    run.wait_for(in_world("resumed", LAST, HOLDS[2] // EVERY * EVERY), agents)
     run.allow(10**9)
     elastic.end_well(agents)
-    left = lost.left_over(5, elastic.may_stay)
-    assert not left, f"the lost agent left {left}"
+    for one in lost:
+        left = one.left_over(5, elastic.may_stay)
+        assert not left, f"a lost agent left {left}"
 
     lines = run.lines()
-    print(f"agent {host} has the store, {victim} is lost", *lines, sep="\n")
+    print(*lines, sep="\n")
     check(lines)
     run.clean_up()
 

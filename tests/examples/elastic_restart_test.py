@@ -2,7 +2,7 @@
 """Kills a rank of the example at a random step: elastic_restart_test.py DDP TORCHRUN [RUNS]
 
 torchrun --max-restarts starts all ranks again; they go on from the last checkpoint, take as many
-steps as without the loss, and learn as much.
+steps as without the loss, and learn as much. All of it in the store of torchrun's agent: no rank hosts one.
 """
 
 import os
@@ -58,7 +58,14 @@ def lose_a_rank(ddp, torchrun, options):
                         [ddp, *OPTIONS, "--checkpoint=checkpoint", f"--checkpoint-every={EVERY}"])
     number, victim = random.randint(1, STEPS // EVERY // 2), random.randrange(RANKS)
     wait_for_checkpoints(run, number)
-    os.kill(elastic.pid_of_rank(run, victim), signal.SIGKILL)
+    pids = [elastic.pid_of_rank(run, rank) for rank in range(RANKS)]
+    for pid in pids:
+        assert elastic.variables_of(pid).get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        ports = elastic.listening_ports(pid)  # on one host farspan needs none
+        assert not ports, f"a rank hosts something at {ports}"
+    master = int(elastic.variables_of(pids[0])["MASTER_PORT"])
+    assert master in elastic.listening_ports(run.process.pid), "the agent has no store there"
+    os.kill(pids[victim], signal.SIGKILL)
     text = elastic.end_well([run])
     resumed = re.findall(r"resumed at step (\d+) of (\d+) with (\d+) ranks", text)
     assert len(resumed) == 1, f"rank {victim} was killed after checkpoint {number}:\n{text}"
