@@ -222,8 +222,9 @@ class RunTest(unittest.TestCase):
         self.assertIn("there is no area 'rcp', only rpc", done.stderr)
 
     def test_bandwidths_are_those_of_reductions_and_then_of_messages(self):
-        rows = [{"case": f"{what} world 4", "peer": peer, "ours": 1000, "ratio": 0.5}
-                for what in ("send 1 MiB", "all_reduce 1 MiB", "barrier")
+        rows = [{"case": what, "peer": peer, "ours": 1000, "ratio": 0.5}
+                for what in ("send 1 MiB world 4", "all_reduce 1 MiB world 4",
+                             "all_reduce 4 B world 1", "barrier world 4")
                 for peer in ("gloo", "limit")]
         self.assertEqual(load_run().bandwidths(rows), [
             "all_reduce 1 MiB world 4: busbw 1.57 GB/s, 0.50 of memcpy",
