@@ -110,10 +110,12 @@ int ProcessGroup::global_rank(int group_rank) const {
 }
 
 void ProcessGroup::abort(const std::string& why) noexcept {
-  const Error error = Error(Code::kCancelled, why).worker("rank " + std::to_string(rank()));
+  // Where the group has failed before, that says more to ranks that have not heard of it yet.
+  Error error = Error(Code::kCancelled, why).worker("rank " + std::to_string(rank()));
   {
     MutexLock lock(mutex_);
     if (!failure_) failure_ = error;
+    error = *failure_;
     failed_ = true;
   }
   if (backend_) backend_->abort(error, 0);

@@ -77,7 +77,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   // Leaves the group: what is under way here ends with kShutdown, and so does all that is called
   // later. Waits for what runs just now to end.
   void shutdown() noexcept;
-  // Ends what is under way, here and on the other ranks, with kCancelled. Never blocks.
+  // Ends what is under way, here and on the other ranks, with kCancelled, or with why the group has
+  // failed before. Never blocks.
   void abort(const std::string& why = "abort() was called") noexcept;
   // Why the group is of no use, if it is.
   std::optional<Error> failure() const;

@@ -125,6 +125,26 @@ TEST_P(CollectiveSuite, EveryOperationEndsInTimeAndSaysWhoDidNotComeToWhat) {
   });
 }
 
+TEST_P(CollectiveSuite, AbortAfterAFailureHidesItFromNobody) {
+  on_each(3, [](int rank) {
+    const auto group = dist::new_group({0, 1, 2});
+    const auto meet = [&](Millis timeout) {
+      return error_of([&] { dist::barrier({.group = group, .timeout = timeout}); });
+    };
+    if (rank == 0) {
+      EXPECT_EQ(meet(Millis(100)).code(), Code::kTimeout);
+      group->abort();
+    }
+    dist::barrier();
+    if (rank != 0) {
+      const Error error = meet(kLimit);
+      EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("had not called it"));
+    }
+    dist::barrier();  // who leaves would be named for that
+  });
+}
+
 // Ranks leave a gather one by one, those that are not its root without waiting for the others.
 TEST_P(CollectiveSuite, AFailedCallLeavesThoseBeforeItAlone) {
   constexpr int64_t kCount = 20'000;
