@@ -173,6 +173,7 @@ class FakeBackend final : public Backend {
   void meet(const Call& call, std::vector<Block> in, std::vector<Block> out);
   Error missing_locked(const Room& room, const Call& call, TimePoint since) const
       FARSPAN_REQUIRES(room.mutex);
+  Error why_ended_locked(const Room& room) const FARSPAN_REQUIRES(room.mutex);
 
   const std::shared_ptr<Fabric> fabric_;
   const GroupSpec spec_;
@@ -190,13 +191,19 @@ Error FakeBackend::missing_locked(const Room& room, const Call& call, TimePoint 
       .operation(std::string(dist::name_of(call.signature.op)));
 }
 
+// Of a room that has failed. Who has left is told so, not that a rank is missing.
+Error FakeBackend::why_ended_locked(const Room& room) const {
+  const bool is_left = std::find(room.left.begin(), room.left.end(), spec_.rank) != room.left.end();
+  return is_left ? Error(Code::kShutdown, "this rank has left the group") : *room.failure;
+}
+
 // The last one that comes does it for all.
 void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Block> out) {
   const TimePoint begun = Clock::now();
   Room& room = *room_;
   const auto self = static_cast<size_t>(spec_.rank);
   MutexLock lock(room.mutex);
-  if (room.failure) throw *room.failure;
+  if (room.failure) throw why_ended_locked(room);
   for (size_t rank = 0; rank < room.seats.size(); ++rank) {
     if (!room.taken[rank]) continue;
     const auto differs =
@@ -224,7 +231,7 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   if (!room.left.empty()) {
     room.failure = room.has_left(room.left.front());
     room.changed.notify_all();
-    throw *room.failure;
+    throw why_ended_locked(room);
   }
   const uint64_t before = room.performed;
   while (room.performed == before && !room.failure) {
@@ -235,7 +242,7 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
     }
   }
   // What was performed is done, whatever has failed since.
-  if (room.performed == before) throw *room.failure;
+  if (room.performed == before) throw why_ended_locked(room);
 }
 
 Future<int> FakeBackend::send(const Message& message, Block data) {
