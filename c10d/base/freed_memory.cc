@@ -16,7 +16,9 @@ bool keep_freed_memory() noexcept {
   const bool keeps_blocks = mallopt(M_MMAP_THRESHOLD, kLargestBlock) == 1 ||
                             mallopt(M_MMAP_THRESHOLD, kLargestBefore235) == 1;
   const bool keeps_the_end = mallopt(M_TRIM_THRESHOLD, kNever) == 1;
-  return keeps_blocks && keeps_the_end;
+  // Other arenas lie in heaps of 64 MiB, each of which goes back to the kernel when it is empty.
+  const bool has_one_arena = mallopt(M_ARENA_MAX, 1) == 1;
+  return keeps_blocks && keeps_the_end && has_one_arena;
 }
 
 }  // namespace farspan
