@@ -37,6 +37,9 @@ Table to_table(const Summary& s) {
   if (s.rpc_p50) table.row("RPC p50", duration(*s.rpc_p50));
   if (s.rpc_p99) table.row("RPC p99", duration(*s.rpc_p99));
   if (s.waiting) table.row("waiting for the other side", percent(*s.waiting));
+  if (s.busy) table.row("processor time of all", duration(*s.busy));
+  if (s.in_operators) table.row("in LibTorch's operators", percent(*s.in_operators));
+  for (const auto& [name, share] : s.operators) table.row("  " + name, percent(share));
   if (s.took) table.row("time", duration(*s.took));
   if (s.curves) table.row("curves", *s.curves);
   return table;

@@ -38,7 +38,10 @@ struct Summary {
   std::optional<double> bytes = {};          // sent between the workers
   std::optional<std::chrono::duration<double>> rpc_p50 = {};
   std::optional<std::chrono::duration<double>> rpc_p99 = {};
-  std::optional<double> waiting = {};  // 0 to 1, of the trainers' time
+  std::optional<double> waiting = {};                      // 0 to 1, of the trainers' time
+  std::optional<std::chrono::duration<double>> busy = {};  // processor time, all workers together
+  std::optional<double> in_operators = {};                 // 0 to 1, of the busy time
+  std::vector<std::pair<std::string, double>> operators = {};  // the largest; as in_operators
   std::optional<std::chrono::duration<double>> took = {};
   std::optional<std::string> curves = {};  // where the picture is
 };

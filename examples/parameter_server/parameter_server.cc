@@ -13,6 +13,7 @@
 #include "console/table.h"
 #include "mnist/batches.h"
 #include "mnist/net.h"
+#include "training/operator_times.h"
 
 using mnist::Net;
 using Seconds = std::chrono::duration<double>;
@@ -42,6 +43,8 @@ struct Server {
   std::mutex mutex;  // for what is below: of all trainers that have finished
   farspan::CallTimes calls;
   double bytes = 0, waiting_s = 0, training_s = 0;
+  training::Profile profile;
+  training::OperatorTimes times;  // the server's own, from here on
 };
 std::unique_ptr<Server> server;
 
@@ -53,12 +56,14 @@ void trained(double loss, double right, int64_t samples) {
   if (step % (server->steps / kLooks + 1) != server->steps / kLooks) return;
   server->curves.add_test(step, server->accuracy_on(server->test.sample(kLookAt)));
 }
-void finished(const farspan::CallTimes& calls, double bytes, double waiting_s, double training_s) {
+void finished(const farspan::CallTimes& calls, double bytes, double waiting_s, double training_s,
+              const training::Profile& profile) {
   std::lock_guard lock(server->mutex);
   server->calls += calls;
   server->bytes += bytes;
   server->waiting_s += waiting_s;
   server->training_s += training_s;
+  server->profile += profile;
 }
 FARSPAN_REGISTER(share_net, trained, finished);
 FARSPAN_REGISTER_METHODS(Net, forward, parameters);
@@ -67,6 +72,7 @@ void train(const Settings& settings, const mnist::Batches& batches) {
   const auto net = farspan::remote("ps", share_net);
   farspan::DistributedOptimizer<torch::optim::SGD> optimizer(farspan::parameter_rrefs(net),
                                                              torch::optim::SGDOptions(settings.lr));
+  const training::OperatorTimes times;
   console::Stopwatch training, waiting;  // waiting: for the server
   training.start();
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
@@ -87,10 +93,12 @@ void train(const Settings& settings, const mnist::Batches& batches) {
   const auto counters = farspan::current_worker().counters();
   farspan::rpc_sync("ps", finished, farspan::current_worker().call_times(),
                     double(counters.bytes_sent + counters.bytes_received), waiting.seconds(),
-                    training.seconds());
+                    training.seconds(), times.so_far());
 }
 
 void print_result(const Settings& settings, Seconds took) {
+  server->profile += server->times.so_far();
+  const training::Profile& profile = server->profile;
   const std::string trainers = settings.trainers == 1 ? " trainer" : " trainers";
   const console::Summary summary{
       .title = "Parameter server, " + std::to_string(settings.trainers) + trainers,
@@ -101,6 +109,9 @@ void print_result(const Settings& settings, Seconds took) {
       .rpc_p50 = server->calls.quantile(0.5),
       .rpc_p99 = server->calls.quantile(0.99),
       .waiting = server->waiting_s / server->training_s,
+      .busy = Seconds(profile.busy),
+      .in_operators = profile.share(),
+      .operators = profile.largest(5),
       .curves = settings.curves,
   };
   server->curves.add_test(server->steps, *summary.accuracy);
@@ -120,6 +131,7 @@ int main(int argc, char** argv) {
   console::add_run_options(app, settings);
   console::add_transport_option(app, settings);
   CLI11_PARSE(app, argc, argv);
+  farspan::keep_freed_memory();
   try {
     farspan::spawn(1 + settings.trainers, [&](int rank, int) {
       at::set_num_threads(1);

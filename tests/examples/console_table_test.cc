@@ -44,11 +44,16 @@ TEST(Summary, SaysAllThatTheRunMeasured) {
                         .rpc_p50 = std::chrono::microseconds(214),
                         .rpc_p99 = std::chrono::microseconds(3120),
                         .waiting = 0.1234,
+                        .busy = std::chrono::milliseconds(81300),
+                        .in_operators = 0.9376,
+                        .operators = {{"convolution", 0.4512}, {"relu", 0.021}},
                         .took = std::chrono::milliseconds(42100),
                         .curves = "curves.svg"};
   const std::string text = to_table(summary).text(RecordedTerminal().terminal);
-  for (const char* part : {"Result", "98.23 %", " 2,812", " 9,471", "1.50 GiB", "RPC p50", "214 us",
-                           "RPC p99", "3.12 ms", "12.3 %", "42.1 s", "curves.svg"}) {
+  for (const char* part :
+       {"Result", "98.23 %", " 2,812", " 9,471", "1.50 GiB", "RPC p50", "214 us", "RPC p99",
+        "3.12 ms", "12.3 %", "81.3 s", "operators", "93.8 %", "\n  convolution ", "45.1 %",
+        "\n  relu ", "2.1 %", "42.1 s", "curves.svg"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }
