@@ -236,10 +236,45 @@ class RunTest(unittest.TestCase):
         self.assertFalse(prints(source_of("collectives_bench"), "send 16 GiB world 2"))
         for area in areas.values():
             for program in area.programs:
+                if program.example_of:
+                    self.assertIn(program.example_of, [case.name for case in area.cases])
+                    continue
                 source = source_of(program.name)
                 for case in area.cases:
                     if program.label in ("ours", *case.peers):
                         self.assertTrue(prints(source, case.name), (program.name, case.name))
+
+    def test_an_example_is_measured_by_the_rate_in_its_table(self):
+        for name, rate, time in (("parameter_server", "1,940", 80), ("local_training", "2,000", 76)):
+            path = self.folder / "build" / "examples" / name / name
+            path.parent.mkdir(parents=True)
+            path.write_text("#!/bin/sh\ntouch picture\n"
+                            f"echo 'training  9 samples/s'; echo 'samples/s   {rate}';"
+                            f"echo 'processor time of all   {time}.0 s'; echo \"$@\" >$0.got\n")
+            path.chmod(0o755)
+        done = subprocess.run([RUN, "job", *self.command("--rounds", "1")[2:]], capture_output=True,
+                              text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        row = self.rows()["epoch batch 32", "local"]
+        self.assertEqual((row["ours"], row["theirs"], row["ratio"]), (1940, 2000, 0.97))
+        row = self.rows()["epoch batch 32, processor time", "local"]
+        self.assertEqual((row["ours"], row["theirs"], row["ratio"]), (80, 76, 0.95))
+        self.assertEqual(path.with_name("local_training.got").read_text(),
+                         "--batch-size 32\n")
+        self.assertFalse(pathlib.Path("picture").exists(), "it was left here")
+
+    def test_an_example_without_figures_is_named(self):
+        for body, said in (("echo no images >&2; exit 3", "it ended with 1: no images"),
+                           ("echo 'samples/s  7'", "printed no row like 'processor time of all")):
+            for name in ("parameter_server", "local_training"):
+                path = self.folder / "build" / "examples" / name / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(f"#!/bin/sh\n{body}\n")
+                path.chmod(0o755)
+            done = subprocess.run([RUN, "job", *self.command("--rounds", "1")[2:]], capture_output=True,
+                                  text=True, timeout=60)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(said, done.stderr)
 
     def test_every_goal_is_about_a_case_and_a_peer_of_it(self):
         for name, area in load_run().AREAS.items():
