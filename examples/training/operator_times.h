@@ -31,7 +31,8 @@ FARSPAN_STRUCT(Profile, busy, operators);
 // Who calls an operator is in that one until it returns. All else, waiting by polling included, is
 // busy time outside of them.
 //
-// Costs two readings of the thread's clock for each operator that no other calls, about 1 us.
+// Costs two readings of the thread's clock for each operator that no other calls, about 2 us: 0.3 %
+// of a step on 32 images.
 // OpenMP's threads count as busy only; after at::set_num_threads(1) there are none.
 // Threading: any thread. One at a time: a second one throws std::logic_error.
 // Lifetime:  ends before main() does, for LibTorch's list of callbacks goes when the program exits.
