@@ -157,8 +157,10 @@ int main(int argc, char** argv) {
       const Seconds took = farspan::Clock::now() - begun;
       server->progress.finish();
       print_result(settings, took);
+      server.reset();  // it counts LibTorch's operators, which end with main()
     });
   } catch (const farspan::Error& e) {
+    server.reset();
     std::fprintf(stderr, "%s\n", e.what());
     return 1;
   }
