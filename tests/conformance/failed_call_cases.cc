@@ -21,8 +21,8 @@ using ::testing::HasSubstr;
 constexpr auto kLimit = milliseconds(150);
 
 struct TimedCall {
-  std::string name;  // as the error's operation begins
-  std::function<void(const dist::Group& group, int rank)> call;
+  std::string name;                    // as the error's operation begins
+  std::function<void(int rank)> call;  // in the current group
 };
 
 std::vector<Tensor> ones(int count) {
@@ -36,70 +36,40 @@ std::vector<Tensor> ones_of_root(int count, int rank) {
 
 // Each operation among three ranks, with a limit of its own.
 std::vector<TimedCall> timed_calls() {
-  using dist::Group;
   return {
-      {"broadcast",
-       [](const Group& group, int) {
-         dist::broadcast(at::ones({2}), 0, {.group = group, .timeout = kLimit});
-       }},
-      {"all_reduce",
-       [](const Group& group, int) {
-         dist::all_reduce(at::ones({2}), {.group = group, .timeout = kLimit});
-       }},
-      {"all_reduce",
-       [](const Group& group, int) {
-         dist::all_reduce_coalesced(ones(2), {.group = group, .timeout = kLimit});
-       }},
+      {"broadcast", [](int) { dist::broadcast(at::ones({2}), 0, {.timeout = kLimit}); }},
+      {"all_reduce", [](int) { dist::all_reduce(at::ones({2}), {.timeout = kLimit}); }},
+      {"all_reduce", [](int) { dist::all_reduce_coalesced(ones(2), {.timeout = kLimit}); }},
       {"sparse all_reduce",
-       [](const Group& group, int) {
-         dist::all_reduce(at::ones({2, 2}).to_sparse(), {.group = group, .timeout = kLimit});
+       [](int) {
+         dist::all_reduce(at::ones({2, 2}).to_sparse(), {.timeout = kLimit});
        }},
-      {"reduce", [](const Group& group,
-                    int) { dist::reduce(at::ones({2}), 0, {.group = group, .timeout = kLimit}); }},
+      {"reduce", [](int) { dist::reduce(at::ones({2}), 0, {.timeout = kLimit}); }},
+      {"all_gather", [](int) { dist::all_gather(ones(3), at::ones({2}), {.timeout = kLimit}); }},
       {"all_gather",
-       [](const Group& group, int) {
-         dist::all_gather(ones(3), at::ones({2}), {.group = group, .timeout = kLimit});
-       }},
-      {"all_gather",
-       [](const Group& group, int) {
-         dist::all_gather_into_tensor(at::ones({6}), at::ones({2}),
-                                      {.group = group, .timeout = kLimit});
+       [](int) {
+         dist::all_gather_into_tensor(at::ones({6}), at::ones({2}), {.timeout = kLimit});
        }},
       {"gather",
-       [](const Group& group, int rank) {
-         dist::gather(at::ones({2}), ones_of_root(3, rank), 0, {.group = group, .timeout = kLimit});
+       [](int rank) {
+         dist::gather(at::ones({2}), ones_of_root(3, rank), 0, {.timeout = kLimit});
        }},
       {"scatter",
-       [](const Group& group, int rank) {
-         dist::scatter(at::ones({2}), ones_of_root(3, rank), 0,
-                       {.group = group, .timeout = kLimit});
+       [](int rank) {
+         dist::scatter(at::ones({2}), ones_of_root(3, rank), 0, {.timeout = kLimit});
        }},
       {"reduce_scatter",
-       [](const Group& group, int) {
-         dist::reduce_scatter(at::ones({2}), ones(3), {.group = group, .timeout = kLimit});
-       }},
+       [](int) { dist::reduce_scatter(at::ones({2}), ones(3), {.timeout = kLimit}); }},
       {"reduce_scatter",
-       [](const Group& group, int) {
-         dist::reduce_scatter_tensor(at::ones({2}), at::ones({6}),
-                                     {.group = group, .timeout = kLimit});
-       }},
+       [](int) { dist::reduce_scatter_tensor(at::ones({2}), at::ones({6}), {.timeout = kLimit}); }},
+      {"all_to_all", [](int) { dist::all_to_all(ones(3), ones(3), {.timeout = kLimit}); }},
       {"all_to_all",
-       [](const Group& group, int) {
-         dist::all_to_all(ones(3), ones(3), {.group = group, .timeout = kLimit});
+       [](int) {
+         dist::all_to_all_single(at::ones({3}), at::ones({3}), {}, {}, {.timeout = kLimit});
        }},
-      {"all_to_all",
-       [](const Group& group, int) {
-         dist::all_to_all_single(at::ones({3}), at::ones({3}), {}, {},
-                                 {.group = group, .timeout = kLimit});
-       }},
-      {"barrier",
-       [](const Group& group, int) { dist::barrier({.group = group, .timeout = kLimit}); }},
-      {"all_gather",
-       [](const Group& group, int) {
-         dist::all_gather_value(std::string("x"), {.group = group, .timeout = kLimit});
-       }},
-      {"barrier", [](const Group& group,
-                     int) { dist::barrier_async({.group = group, .timeout = kLimit}).wait(); }},
+      {"barrier", [](int) { dist::barrier({.timeout = kLimit}); }},
+      {"all_gather", [](int) { dist::all_gather_value(std::string("x"), {.timeout = kLimit}); }},
+      {"barrier", [](int) { dist::barrier_async({.timeout = kLimit}).wait(); }},
   };
 }
 
@@ -107,12 +77,16 @@ TEST_P(CollectiveSuite, EveryOperationEndsInTimeAndSaysWhoDidNotComeToWhat) {
   on_each(3, [](int rank) {
     for (const TimedCall& one : timed_calls()) {
       const auto group = dist::new_group({0, 1, 2});
+      const auto fail = [&] {
+        const dist::CurrentGroup current(group);
+        return error_of([&] { one.call(rank); });
+      };
       const TimePoint begun = Clock::now();
       Error error(Code::kUnknown, "");
-      if (rank != 2) error = error_of([&] { one.call(group, rank); });
+      if (rank != 2) error = fail();
       const auto took = Clock::now() - begun;
       dist::barrier();  // the late one comes when the others have given up
-      if (rank == 2) error = error_of([&] { one.call(group, rank); });
+      if (rank == 2) error = fail();
       EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
       EXPECT_THAT(error.what(), ContainsRegex("rank [01] .*" + who(2) + " had not called it"));
       const std::string call = "^" + one.name + ".*, call 1 of group [0-9]+ of ranks 0, 1, 2$";

@@ -11,6 +11,7 @@
 #include <farspan/c10d/init/init.h>
 #include <farspan/c10d/store/hash_store.h>
 
+#include "c10d/init/alone.h"
 #include "c10d/store/reserved_port.h"
 #include "c10d/store/store_server.h"
 #include "c10d/store/temporary_folder.h"
@@ -22,14 +23,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
-
-dist::InitOptions alone() {
-  dist::InitOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.store = std::make_shared<dist::HashStore>();
-  return options;
-}
 
 TEST(IsLaunched, OneOfTheVariablesIsEnough) {
   for (const char* name : {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {

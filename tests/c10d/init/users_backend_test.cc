@@ -15,6 +15,7 @@
 #include <farspan/c10d/init/init.h>
 #include <farspan/c10d/store/hash_store.h>
 
+#include "c10d/init/alone.h"
 #include "c10d/store/temporary_folder.h"
 #include "support/errors.h"
 #include "support/processes.h"
@@ -112,14 +113,6 @@ void know_counting() {
     return true;
   }();
   static_cast<void>(known);
-}
-
-dist::InitOptions alone() {
-  dist::InitOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.store = std::make_shared<dist::HashStore>();
-  return options;
 }
 
 // A process of two.
