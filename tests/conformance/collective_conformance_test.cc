@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <farspan/c10d/backends/cpu/segment.h>
 #include <farspan/c10d/backends/fake/fake.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/store/file_store.h>
@@ -122,11 +123,11 @@ RunRanks cpu_in_processes(const MoveTo& move_to) {
   };
 }
 
-// Within a host the ranks share a room. See c10d/backends/cpu/segment.h.
+// Within a host the ranks share a room.
 Chunk room(int ranks) {
-  const int64_t part = int64_t{32} << 10, block = std::max(int64_t{128} << 10, ranks * part);
-  const int64_t share = block / ranks / 64 * 64;
-  return {block, share, share};
+  constexpr auto kRoom = static_cast<int64_t>(dist::cpu::kRoomBytes);
+  const int64_t share = kRoom / ranks / 64 * 64;
+  return {kRoom, share, share};
 }
 constexpr int64_t kPiece = 65'536;  // what goes from host to host; less than it would be
 Chunk piece(int) { return {kPiece, kPiece, kPiece}; }

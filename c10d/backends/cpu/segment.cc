@@ -1,6 +1,5 @@
 #include <farspan/c10d/backends/cpu/segment.h>
 
-#include <algorithm>
 #include <new>
 
 #include <farspan/c10d/base/error.h>
@@ -9,9 +8,6 @@ namespace farspan::dist::cpu {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kLeastRoom = size_t{128} << 10;
-constexpr size_t kMostRoom = size_t{256} << 10;  // else memory would grow with the ranks' square
-constexpr size_t kPart = size_t{32} << 10;       // of a room that is cut for the ranks
 
 constexpr size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -23,17 +19,13 @@ size_t rooms_begin(size_t ranks) { return smalls_begin(ranks) + ranks * 2 * kSma
 
 }  // namespace
 
-size_t Segment::room_bytes(int ranks) {
-  return std::clamp(static_cast<size_t>(ranks) * kPart, kLeastRoom, kMostRoom);
-}
-
 size_t Segment::bytes_for(int ranks) {
   const auto n = static_cast<size_t>(ranks);
-  return rooms_begin(n) + n * kRings * kDepth * room_bytes(ranks);
+  return rooms_begin(n) + n * kRings * kDepth * kRoomBytes;
 }
 
 Segment::Segment(net::SharedMemory memory, int ranks)
-    : memory_(std::move(memory)), ranks_(ranks), room_bytes_(room_bytes(ranks)) {
+    : memory_(std::move(memory)), ranks_(ranks) {
   FARSPAN_ASSERT(memory_.size() == bytes_for(ranks), "a segment of another size");
 }
 
@@ -52,7 +44,7 @@ std::byte* Segment::small(int rank, uint64_t epoch) const noexcept {
 
 std::byte* Segment::room(int rank, Ring ring, uint64_t chunk) const noexcept {
   const size_t place = (static_cast<size_t>(rank) * kRings + ring) * kDepth + chunk % kDepth;
-  return memory_.data() + rooms_begin(static_cast<size_t>(ranks_)) + place * room_bytes_;
+  return memory_.data() + rooms_begin(static_cast<size_t>(ranks_)) + place * kRoomBytes;
 }
 
 }  // namespace farspan::dist::cpu

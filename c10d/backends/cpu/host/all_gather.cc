@@ -19,7 +19,7 @@ void all_gather(Team& team, const Call& call, Block in, std::span<const Block> o
     take_from_others([&](int rank, Block to) { copy(bytes_of(to, element), team.small(rank)); });
   } else {
     team.enter(call.signature, call.deadline);
-    const size_t chunk = team.segment().room_bytes();
+    const size_t chunk = kRoomBytes;
     const Chunks own(in, element, chunk);
     convey(
         team, (most + chunk - 1) / chunk, [&](uint64_t k, std::byte* room) { copy(room, own[k]); },

@@ -15,7 +15,7 @@ void broadcast(Team& team, const Call& call, Block data) {
     return;
   }
   team.enter(call.signature, call.deadline);
-  const Chunks chunks(data, element, team.segment().room_bytes());
+  const Chunks chunks(data, element, kRoomBytes);
   convey(
       team, chunks.count(),
       [&](uint64_t k, std::byte* room) {

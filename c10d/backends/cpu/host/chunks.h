@@ -33,8 +33,8 @@ class Chunks {
 };
 
 // A room that is cut into one part for each rank: the bytes of a part, whole elements of any type.
-inline size_t part_bytes(Team& team) noexcept {
-  return team.segment().room_bytes() / static_cast<size_t>(team.size()) / 64 * 64;
+inline size_t part_bytes(const Team& team) noexcept {
+  return kRoomBytes / static_cast<size_t>(team.size()) / 64 * 64;
 }
 
 inline void copy(std::byte* to, std::span<const std::byte> from) noexcept {

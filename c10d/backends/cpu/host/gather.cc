@@ -19,7 +19,7 @@ void gather(Team& team, const Call& call, Block in, std::span<const Block> out) 
     take_all([&](int rank, Block to) { copy(bytes_of(to, element), team.small(rank)); });
   } else {
     team.enter(call.signature, call.deadline);
-    const size_t chunk = team.segment().room_bytes();
+    const size_t chunk = kRoomBytes;
     const Chunks own(in, element, chunk);
     convey(
         team, own.count(),
