@@ -24,8 +24,7 @@ size_t Segment::bytes_for(int ranks) {
   return rooms_begin(n) + n * kRings * kDepth * kRoomBytes;
 }
 
-Segment::Segment(net::SharedMemory memory, int ranks)
-    : memory_(std::move(memory)), ranks_(ranks) {
+Segment::Segment(net::SharedMemory memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {
   FARSPAN_ASSERT(memory_.size() == bytes_for(ranks), "a segment of another size");
 }
 

@@ -59,8 +59,8 @@ struct Failed {
 inline constexpr size_t kSmallBytes = size_t{8} << 10;
 inline constexpr int kMostRanks = kSmallBytes / (2 * sizeof(uint64_t));
 inline constexpr int kDepth = 4;  // chunks that a rank may be ahead
-// One place in a ring, whatever the number of ranks, or memory would grow with its square. Half of it
-// costs up to a fifth more time, for ranks meet twice as often; more does not help.
+// One place in a ring, whatever the number of ranks, or memory would grow with its square. Half of
+// it costs up to a fifth more time, for ranks meet twice as often; more does not help.
 inline constexpr size_t kRoomBytes = size_t{256} << 10;
 
 // Threading: see the atomics; seats and rooms are synchronised by the flags.
