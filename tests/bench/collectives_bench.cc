@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "bench/collective_figures.h"
+#include "bench/there_and_back.h"
 
 namespace dist = farspan::dist;
 using at::Tensor;
@@ -39,13 +40,7 @@ void measure(int rank, int world, int hosts) {
     if (world != 2) break;
     const Tensor x = at::zeros({static_cast<int64_t>(size.floats)});
     const double us = bench::time_of_collective(
-        2 * size.floats * 4,
-        [&] {
-          if (rank == 0) dist::send(x, 1);
-          dist::recv(x, 1 - rank);
-          if (rank == 1) dist::send(x, 0);
-        },
-        [] { dist::barrier(); });
+        2 * size.floats * 4, [&] { bench::there_and_back(x, rank); }, [] { dist::barrier(); });
     if (rank == 0) bench::report_collective(std::string("send ") + size.name, world, us / 2);
   }
   dist::destroy_process_group();

@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Tuning: from which sizes on the cpu backend does what. The defaults were measured; all ranks go
-// by what rank 0 has.
+// Tuning: from which sizes on the cpu backend does what. The defaults were measured
+// (./dev bench thresholds); all ranks go by what rank 0 has.
 #pragma once
 
 #include <cstdint>
