@@ -11,7 +11,7 @@ ROOMS = (*LIBRARY, "examples", "tests")
 
 def tracked(root, suffixes):
     """All files under the rooms and beside them with one of the suffixes, as paths from root."""
-    found = [p for p in root.iterdir() if p.is_file()]
+    found = [p for p in root.iterdir() if p.is_file() and p.name != ".git"]  # a worktree's
     for room in ROOMS:
         found += [p for p in (root / room).rglob("*") if p.is_file()]
     return sorted(p.relative_to(root) for p in found if p.suffix in suffixes)
