@@ -35,7 +35,7 @@ struct Summary {
   std::optional<double> accuracy = {};       // 0 to 1, on the test images
   std::optional<double> samples_per_s = {};  // over the whole training
   std::optional<int64_t> rpcs = {};          // calls that were made, all workers together
-  std::optional<double> bytes = {};          // sent between the workers
+  std::optional<double> bytes = {};          // that came to the workers
   std::optional<std::chrono::duration<double>> rpc_p50 = {};
   std::optional<std::chrono::duration<double>> rpc_p99 = {};
   std::optional<double> waiting = {};                      // 0 to 1, of the trainers' time

@@ -43,6 +43,7 @@ struct Server {
   std::mutex mutex;  // for what is below: of all trainers that have finished
   farspan::CallTimes calls;
   double bytes = 0, waiting_s = 0, training_s = 0;
+  double bytes_come = 0;  // to the server itself
   training::Profile profile;
   training::OperatorTimes times;  // the server's own, from here on
 };
@@ -61,6 +62,7 @@ void finished(const farspan::CallTimes& calls, double bytes, double waiting_s, d
   std::lock_guard lock(server->mutex);
   server->calls += calls;
   server->bytes += bytes;
+  server->bytes_come = double(farspan::current_worker().counters().bytes_come());
   server->waiting_s += waiting_s;
   server->training_s += training_s;
   server->profile += profile;
@@ -92,8 +94,8 @@ void train(const Settings& settings, const mnist::Batches& batches) {
   }
   const auto counters = farspan::current_worker().counters();
   farspan::rpc_sync("ps", finished, farspan::current_worker().call_times(),
-                    double(counters.bytes_sent + counters.bytes_received), waiting.seconds(),
-                    training.seconds(), times.so_far());
+                    double(counters.bytes_come()), waiting.seconds(), training.seconds(),
+                    times.so_far());
 }
 
 void print_result(const Settings& settings, Seconds took) {
@@ -105,7 +107,7 @@ void print_result(const Settings& settings, Seconds took) {
       .accuracy = server->accuracy_on(server->test),
       .samples_per_s = double(settings.epochs * settings.images) / took.count(),
       .rpcs = static_cast<int64_t>(server->calls.count()),
-      .bytes = server->bytes,
+      .bytes = server->bytes + server->bytes_come,
       .rpc_p50 = server->calls.quantile(0.5),
       .rpc_p99 = server->calls.quantile(0.99),
       .waiting = server->waiting_s / server->training_s,

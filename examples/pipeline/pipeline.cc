@@ -41,9 +41,9 @@ struct Stage2 : mnist::Classifier {
 };
 std::shared_ptr<Stage1> make_stage1() { return std::make_shared<Stage1>(); }
 std::shared_ptr<Stage2> make_stage2() { return std::make_shared<Stage2>(); }
-uint64_t bytes_sent() { return farspan::current_worker().counters().bytes_sent; }
+uint64_t bytes_come() { return farspan::current_worker().counters().bytes_come(); }
 farspan::CallTimes call_times() { return farspan::current_worker().call_times(); }
-FARSPAN_REGISTER(make_stage1, make_stage2, bytes_sent, call_times);
+FARSPAN_REGISTER(make_stage1, make_stage2, bytes_come, call_times);
 FARSPAN_REGISTER_METHODS(Stage1, run, spans, parameters);
 FARSPAN_REGISTER_METHODS(Stage2, run, spans, parameters);
 
@@ -114,7 +114,7 @@ void train(const Settings& settings) {
   double bytes = 0;
   for (const auto* worker : {"master", "stage1", "stage2"}) {
     calls += farspan::rpc_sync(worker, call_times);
-    bytes += double(farspan::rpc_sync(worker, bytes_sent));
+    bytes += double(farspan::rpc_sync(worker, bytes_come));
   }
   summary.rpcs = static_cast<int64_t>(calls.count());
   summary.bytes = bytes;

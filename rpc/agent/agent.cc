@@ -369,9 +369,8 @@ MessengerCounters Agent::counters() const {
   const net::MemoryPoolCounters shared_pool = shared_pool_->counters();
   counters.shared_memory = shared_pool.used_bytes;
   counters.idle_shared_memory = shared_pool.idle_bytes;
-  counters.bytes_sent = closed_sent_bytes_.load();
-  counters.bytes_received = closed_received_bytes_.load();
   MutexLock lock(mutex_);
+  counters += ended_;
   for (const auto& peer : peers_) {
     for (const auto& line : {peer.line, peer.incoming}) {
       if (!line) continue;
@@ -381,8 +380,7 @@ MessengerCounters Agent::counters() const {
       counters.handed_over_memory += line->handed_over_bytes();
       counters.requests_sent += line->requests_sent();
       counters.requests_received += line->requests_received();
-      counters.bytes_sent += line->sent_bytes();
-      counters.bytes_received += line->received_bytes();
+      counters += line->moved();
     }
   }
   return counters;
@@ -418,10 +416,9 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
 void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error& why) {
   const auto rank = static_cast<size_t>(connection->peer().rank);
   std::vector<OnLost> callbacks;
-  closed_sent_bytes_ += connection->sent_bytes();
-  closed_received_bytes_ += connection->received_bytes();
   {
     MutexLock lock(mutex_);
+    ended_ += connection->moved();
     if (rank >= peers_.size()) return;
     Peer& peer = peers_[rank];
     if (peer.line == connection) {

@@ -133,7 +133,6 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::array<HandlerSlot, 256> handlers_;  // each constant after its first frame may arrive
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> calls_sent_{0}, calls_received_{0}, errors_{0}, next_chain_{1};
-  std::atomic<uint64_t> closed_sent_bytes_{0}, closed_received_bytes_{0};
 
   mutable Mutex mutex_;
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
@@ -141,6 +140,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::vector<std::weak_ptr<Greeting>> greetings_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<OnLost> on_lost_ FARSPAN_GUARDED_BY(mutex_);
   OnLateReply on_late_reply_ FARSPAN_GUARDED_BY(mutex_);
+  BytesMoved ended_ FARSPAN_GUARDED_BY(mutex_);  // by the lines that have ended
 };
 
 }  // namespace farspan::agent

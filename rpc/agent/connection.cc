@@ -516,10 +516,7 @@ void Connection::note_refused(const std::string& why) {
 Route Connection::route() const {
   Route route;
   route.worker = peer_.name;
-  route.bytes_sent = sent_bytes();
-  route.bytes_received = received_bytes();
-  route.bytes_read = read_bytes_.load();
-  route.bytes_handed_over = mapped_bytes_.load();
+  route += moved();
   MutexLock lock(mutex_);
   route.transport = stream_ ? stream_->describe() : "none";
   route.refused = refused_;

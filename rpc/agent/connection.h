@@ -113,6 +113,9 @@ class Connection final : public net::Source, public ReplyRoute {
   uint64_t requests_received() const noexcept { return requests_received_.load(); }
   uint64_t sent_bytes() const noexcept { return outbox_.sent_bytes(); }
   uint64_t received_bytes() const noexcept { return received_.load(std::memory_order_relaxed); }
+  BytesMoved moved() const noexcept {
+    return {sent_bytes(), received_bytes(), read_bytes_.load(), mapped_bytes_.load()};
+  }
   uint64_t offered_bytes() const noexcept { return offers_.bytes(); }
   uint64_t handed_over_bytes() const noexcept { return offers_.handed_over(); }
 

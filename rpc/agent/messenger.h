@@ -99,12 +99,11 @@ struct CallContext {
 // The calling thread's; empty outside of a call.
 CallContext& current_call() noexcept;
 
-struct MessengerCounters {
+struct MessengerCounters : BytesMoved {
   uint64_t calls_sent = 0, calls_received = 0;
   // Requests and one-way messages, but those by which workers agree to end; on the lines that there
   // are now. So the sums over all workers agree when nothing is under way, whatever was lost.
   uint64_t requests_sent = 0, requests_received = 0;
-  uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t errors = 0;    // requests of ours that ended with an error
   int64_t in_flight = 0;  // requests of ours that wait for their answer
   int connections = 0;

@@ -17,17 +17,32 @@ enum class CrossMemoryAttach {
   kRequired,   // a worker of this host with whom it does not work both ways cannot be called
 };
 
+// Over one route, or over all. Threading: a value.
+struct BytesMoved {
+  uint64_t bytes_sent = 0, bytes_received = 0;  // over the transport; beside that, of tensors
+  uint64_t bytes_read = 0;                      // that came: out of the sender's memory,
+  uint64_t bytes_handed_over = 0;               // or without a copy
+
+  // What has come in all; the sum over all workers is what has moved.
+  uint64_t bytes_come() const noexcept { return bytes_received + bytes_read + bytes_handed_over; }
+
+  BytesMoved& operator+=(const BytesMoved& other) noexcept {
+    bytes_sent += other.bytes_sent;
+    bytes_received += other.bytes_received;
+    bytes_read += other.bytes_read;
+    bytes_handed_over += other.bytes_handed_over;
+    return *this;
+  }
+};
+
 // One that is open. Threading: a value.
-struct Route {
+struct Route : BytesMoved {
   std::string worker;
   std::string transport;             // "shm farspan-12-ab34"
   std::vector<std::string> refused;  // better ones that this worker has tried: "shm: no room in .."
   bool reads_memory = false;         // large tensors that come are read out of its memory,
   bool is_read = false;              // and those that go out of this worker's, as far as is known
   std::string why_not_read;          // the reason, where one of the two does not work
-  uint64_t bytes_sent = 0, bytes_received = 0;  // over the transport
-  uint64_t bytes_read = 0;                      // out of its memory
-  uint64_t bytes_handed_over = 0;               // of tensors that came without a copy
 };
 
 }  // namespace farspan

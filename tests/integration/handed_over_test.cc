@@ -195,6 +195,18 @@ TEST_P(HandedOver, StaysWithWhoHasItWhenTheLineEnds) {
   EXPECT_TRUE(is_pattern(mine, 4));
 }
 
+TEST_P(HandedOver, WhatALineHasMovedCountsWhenItHasEnded) {
+  EXPECT_EQ(w0().rpc_sync("w1", sum, at::ones({kMiB}, at::kLong)), kMiB);
+  EXPECT_TRUE(w0().rpc_sync("w1", keep, shared_pattern(3, 8 * kMiB), 3));
+  workers_->agent(0).stop();
+  EXPECT_TRUE(eventually([&] { return w1().counters().connections == 0; }));
+  const auto counters = w1().counters();
+  EXPECT_EQ(counters.bytes_read, 8u * kMiB);
+  EXPECT_EQ(counters.bytes_handed_over, 8u * kMiB);
+  EXPECT_GT(counters.bytes_received, 0u);
+  EXPECT_EQ(counters.bytes_come(), 16u * kMiB + counters.bytes_received);
+}
+
 TEST_P(HandedOver, ACallThatIsOverLeavesNothingBehind) {
   for (int i = 0; i < 20; ++i) {
     const auto answer =
