@@ -76,8 +76,10 @@ struct MonitoredBarrierOptions {
 // that the others have given up gets an error, soon, and meets them with the call that has their
 // number: so all ranks call it equally often, those that failed, too.
 //
-//   throws  Error kTimeout: on rank 0 it names who did not come in time, or has given it up before
-//           rank 0 came; the others are told that somebody did not, or is rank 0 itself
+//   throws  Error kTimeout: it names who did not come in time, or has given it up before rank 0
+//           came: on rank 0 all that are known, on the others the first of them, and how many.
+//           They hear of it from rank 0, up to a second after their own deadline
+//           Error kDisconnected: on rank 0, when one of them has left the group, or has died
 //   cost    three to five small messages for each other rank
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 

@@ -419,8 +419,11 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoDoesNotCome) {
           const std::string missing = all ? who(1) + ", " + who(3) : who(1);
           EXPECT_THAT(error.message(), ContainsRegex(missing + " did not come to the barrier"));
           EXPECT_THAT(error.worker(), MatchesRegex(missing));
-        } else if (all) {
-          EXPECT_THAT(error.what(), HasSubstr("2 of 4 ranks had not come"));
+        } else {
+          const std::string told = who(0) + " gave up: " + who(1);
+          EXPECT_THAT(error.what(),
+                      ContainsRegex(told + (all ? " and 1 other" : "") + " had not come"));
+          EXPECT_THAT(error.worker(), MatchesRegex(who(1)));
         }
         dist::send(at::ones({1}), rank + 1, {.tag = 8});
       } else {
@@ -437,7 +440,8 @@ TEST_P(CollectiveSuite, AMonitoredBarrierWithoutItsFirstRankEndsInTime) {
     if (rank != 0) {
       const Error error = error_of([] { dist::monitored_barrier({.timeout = 100ms}); });
       EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
-      EXPECT_THAT(error.message(), ContainsRegex(who(0)));
+      EXPECT_THAT(error.message(), ContainsRegex(who(0) + " did not come to the barrier"));
+      EXPECT_THAT(error.worker(), MatchesRegex(who(0)));
     }
     dist::barrier();
   });
@@ -450,6 +454,39 @@ Error missed_barrier(Millis timeout) {
   EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
   EXPECT_LT(Clock::now() - began, 10s);
   return error;
+}
+
+// Its last word comes when their time is over, too.
+TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoIsMissingToAllWhenTheirTimesEndTogether) {
+  on_each(4, [this](int rank) {
+    for (int missing = 1; missing < 4; ++missing) {
+      dist::barrier();
+      if (rank != missing) {
+        const Error error = error_of([] { dist::monitored_barrier({.timeout = 100ms}); });
+        EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+        EXPECT_THAT(error.message(), ContainsRegex(who(missing) + "( did not| had not) come"));
+        EXPECT_THAT(error.worker(), MatchesRegex(who(missing)));
+      }
+      dist::barrier();
+      if (rank == missing) missed_barrier(20s);  // so that all have called as many
+    }
+    dist::monitored_barrier({.timeout = 20s});
+  });
+}
+
+TEST_P(CollectiveSuite, AMonitoredBarrierTellsWhoHasLeftFromWhoIsLate) {
+  on_each(3, [this](int rank) {
+    const auto group = dist::new_group({0, 1, 2});
+    if (rank == 1) {
+      group->shutdown();
+    } else {
+      const Error error =
+          error_of([&] { dist::monitored_barrier({.group = group, .timeout = 20s}); });
+      EXPECT_EQ(error.code(), rank == 0 ? Code::kDisconnected : Code::kTimeout) << error.what();
+      EXPECT_THAT(error.worker(), MatchesRegex(who(1)));
+    }
+    dist::barrier();
+  });
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierThatTheOthersGaveUpIsNotLeftByItsFirstRank) {
@@ -469,14 +506,14 @@ TEST_P(CollectiveSuite, AMonitoredBarrierThatTheOthersGaveUpIsNotLeftByItsFirstR
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierIsNotLeftWhenOneGaveUpWhileAnotherWasWaitedFor) {
-  on_each(3, [](int rank) {
+  on_each(3, [this](int rank) {
     if (rank == 1) {
       missed_barrier(50ms);
       dist::send(at::ones({1}), 2, {.tag = 8});
     } else {
       if (rank == 2) dist::recv(at::ones({1}), 1, {.tag = 8});
       const Error error = missed_barrier(20s);
-      EXPECT_THAT(error.what(), HasSubstr(rank == 0 ? "rank 1" : "of 3 ranks had not come"));
+      EXPECT_THAT(error.message(), ContainsRegex(who(1) + "( did not| had not) come"));
     }
     for (int round = 0; round < 3; ++round) dist::monitored_barrier({.timeout = 20s});
   });

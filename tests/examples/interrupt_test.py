@@ -105,8 +105,11 @@ def end_at(command, moment, way, closing):
     return True, took, lasted
 
 
-def press_control_c(command):
-    """The same through a terminal, as a person does it, when all processes are there."""
+def press_control_c(command, closing):
+    """The same through a terminal, as a person does it, when all processes are there.
+
+    returns: whether it had not said its last line by then
+    """
     run = WatchedRun(command, terminal=True)
     deadline = time.monotonic() + 60
     while len(run.look()) < COPIES + 1 and run.process.poll() is None:
@@ -120,8 +123,12 @@ def press_control_c(command):
     text += run.read_terminal()
     status = run.process.poll()
     left = run.left_over(LIMIT, is_picture)
-    stopped_by("INT")(status, last_line(text.replace("\r", "\n")), True)
     assert not left, f"it left {left}"
+    lines = text.replace("\r", "\n").splitlines()
+    if any(line.startswith(closing) for line in lines):
+        return False
+    stopped_by("INT")(status, last_line("\n".join(lines)), True)
+    return True
 
 
 def main():
@@ -134,7 +141,7 @@ def main():
         assert status == 0, err
         assert not run.left_over(LIMIT, is_picture)
     closing = last_line(out).split()[0]
-    press_control_c(command)
+    assert any(press_control_c(command, closing) for _ in range(10)), "it always came too late"
 
     ways, hit, tries, slowest = list(WAYS), 0, 0, 0
     while hit < moments:

@@ -16,9 +16,9 @@ def is_picture(path):
     return path.suffix == ".svg" and path.read_text().endswith("</svg>\n")
 
 
-def run_to_its_end(command, lines):
+def run_to_its_end(command, lines, eager=False):
     run = WatchedRun(command)
-    status, out, err = run.watch_to_its_end(540)
+    status, out, err = run.watch_to_its_end(540, eager)
     left = run.left_over(5, is_picture)
     text = err + out  # the progress, then what it led to
     print(text)
@@ -39,8 +39,8 @@ def main():
         run = run_to_its_end(command[1:], lines)
         assert not run.sockets, "it has opened sockets"
         return
-    for _ in range(10):  # on a busy machine a short one may end between two looks
-        run = run_to_its_end(command, lines)
+    for tries in range(10):  # on a busy machine a short one may end between two looks
+        run = run_to_its_end(command, lines, eager=tries > 0)
         if run.sockets:
             break
     assert run.sockets, "none of its sockets was seen"
