@@ -118,7 +118,8 @@ struct ContainedModule<T> {
 // Errors come out of forward() and backward(), and name the module: kInvalidArgument (names
 // parameters and says what to set), and those of collectives: kDisconnected, or kTimeout and
 // kShapeMismatch where ranks run other passes. After one it is of no use, on all ranks; ranks that
-// go on can make a new_group() and a new DistributedDataParallel of the same module.
+// go on can make a new_group() and a new DistributedDataParallel of the same module, also while
+// this one lives. As long as it has not failed it must go first: there is one at a time.
 //
 // Threading: one thread at a time. Lifetime: longer than the backward passes of its forward passes.
 template <class Net>

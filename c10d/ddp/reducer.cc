@@ -44,6 +44,7 @@ class Reducer::GradientHook final : public torch::autograd::FunctionPostHook {
     reducer_.gradient_came(parameter_);
     return outputs;
   }
+  Reducer& reducer() const noexcept { return reducer_; }
 
  private:
   Reducer& reducer_;  // takes its hooks away before it goes
@@ -90,9 +91,15 @@ Reducer::~Reducer() {
 
 void Reducer::hook(size_t parameter) {
   const auto& node = accumulators_.nodes()[parameter];
+  for (const auto& one : node->post_hooks()) {
+    if (const auto* hook = dynamic_cast<GradientHook*>(one.get())) hook->reducer().give_way();
+  }
   const auto key = node->add_post_hook(std::make_unique<GradientHook>(*this, parameter));
   hooked_.push_back({node, key});
 }
+
+// Another reducer has come to its parameters. After a failure that one goes on with them.
+void Reducer::give_way() noexcept { has_given_way_ = failure_ || backward_failed_.load(); }
 
 // torch::load() gives a parameter another tensor's memory in place, and with that another node that
 // takes its gradient. Graphs of before keep theirs, hooked.

@@ -75,6 +75,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   Reducer(ModuleState state, const DdpOptions& options);
   void hook(size_t parameter);
+  void give_way() noexcept;
   void follow_parameters();
   void make_slots();
 
@@ -135,6 +136,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   std::atomic<bool> backward_failed_{false};
   std::optional<Error> failure_;
+  bool has_given_way_ = false;  // gradients are no concern of it any more
 
   bool sync_ = true;
   bool buffers_are_old_ = true;  // rank 0's have not come since the last iteration

@@ -13,6 +13,7 @@ using Phase = ReductionProgress::Phase;
 using Arrival = ReductionProgress::Arrival;
 
 void Reducer::gradient_came(size_t parameter) {
+  if (has_given_way_) return;
   const Phase phase = progress_.phase();
   const bool stays_here =
       phase == Phase::kIdle || phase == Phase::kLocal || (phase == Phase::kReduced && !sync_);

@@ -2,6 +2,8 @@
 // and no rank is left waiting.
 #include <torch/nn/modules/container/sequential.h>
 
+#include <farspan/c10d/group/collectives.h>
+
 #include "c10d/ddp/ddp_suite.h"
 
 namespace farspan::testing {
@@ -112,6 +114,25 @@ TEST_P(DdpErrors, ParametersWithoutGradientsAreNamedAtTheNextForward) {
                                     HasSubstr("gave no gradient to")));
     const Error again = error_of([&] { ddp(input_of(rank), "left"); });
     EXPECT_THAT(again.what(), HasSubstr("failed before"));
+  });
+}
+
+TEST_P(DdpErrors, AfterAFailureANewOneOfTheSameModuleGoesOnWhileTheOldOneLives) {
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<Branches>(), 3);
+    Ddp<Branches> failed(net);
+    failed(input_of(rank), "left").sum().backward();
+    error_of([&] { failed(input_of(rank), "left"); });
+    Ddp<Branches> ddp(net, {.group = dist::new_group({0, 1})});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      (ddp(input_of(rank), "both").sum() * (rank + 1)).backward();
+      const Tensor mine = net->right->bias.grad().clone(), others = mine.clone();
+      dist::broadcast(others, 0);
+      EXPECT_TRUE(at::equal(mine, others)) << "they are averages";
+    }
+    EXPECT_THAT(error_of([&] { failed(input_of(rank), "left"); }).what(),
+                HasSubstr("failed before"));
   });
 }
 
