@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -20,6 +21,12 @@ LogLevel level_from_environment() noexcept {
   if (wanted == "info") return LogLevel::kInfo;
   if (wanted == "error") return LogLevel::kError;
   if (wanted == "off") return LogLevel::kOff;
+  if (wanted != "warning") {
+    std::fprintf(stderr,
+                 "farspan: FARSPAN_LOG_LEVEL is '%s', and should be debug, info, warning, error or "
+                 "off; taken as warning\n",
+                 text);
+  }
   return LogLevel::kWarning;
 }
 

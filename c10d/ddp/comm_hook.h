@@ -59,7 +59,8 @@ using BucketResult = std::function<at::Tensor()>;
 
 // Called as soon as a bucket is complete, in their order, in the middle of the backward pass: it
 // should start what takes time with an _async function, and leave waiting to its result.
-//   throws  what it throws comes out of backward(); DDP is of no use after that
+//   throws  what it throws comes out of backward(), as an Error kRemote where it is no Error;
+//           DDP is of no use after that
 using CommHook = std::function<BucketResult(GradBucket& bucket)>;
 
 // Averages `tensor` over the ranks, in place: for use in hooks. In the background, but for the last

@@ -12,8 +12,11 @@ namespace farspan::dist {
 
 DistributedSampler::DistributedSampler(size_t examples, const DistributedSamplerOptions& options)
     : options_(options), examples_(examples), epoch_(std::make_shared<std::atomic<uint64_t>>(0)) {
-  if (options_.replicas < 0) options_.replicas = get_world_size(options_.group);
-  if (options_.rank < 0) options_.rank = get_rank(options_.group);
+  if (options_.replicas < 0 || options_.rank < 0) {
+    const Group group = group_or_default(options_.group, "DistributedSampler");
+    if (options_.replicas < 0) options_.replicas = group->size();
+    if (options_.rank < 0) options_.rank = group->rank();
+  }
   if (options_.replicas < 1 || options_.rank < 0 || options_.rank >= options_.replicas) {
     throw Error(Code::kInvalidArgument, "rank " + std::to_string(options_.rank) + " of " +
                                             std::to_string(options_.replicas) + " replicas")

@@ -28,7 +28,7 @@ std::vector<ParameterSize> sizes_of(const ModuleState& state) {
 }
 
 Group own_group(const Group& group) {
-  const Group parent = group ? group : default_group();
+  const Group parent = group_or_default(group, "DistributedDataParallel");
   return new_group_of(parent, parent->ranks(), std::nullopt, "DDP's group");
 }
 

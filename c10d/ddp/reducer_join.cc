@@ -46,7 +46,7 @@ void Reducer::end_join() {
 void Reducer::abandon_join(const std::exception_ptr& why) noexcept {
   const bool all_know = join_ && join_->is_terminated();
   join_.reset();
-  if (!all_know) fail(to_error(why));
+  if (!all_know) fail(named(to_error(why, Code::kRemote), ", join()"));
 }
 
 bool Reducer::shadow_step() {

@@ -50,7 +50,6 @@ void check_backend(const std::string& name) {
   std::string names;
   for (const auto& [one, unused] : all.backends) names += (names.empty() ? "" : ", ") + one;
   throw Error(Code::kInvalidArgument, "there is no backend '" + name + "'")
-      .operation("init_process_group")
       .advice("take one of: " + names);
 }
 

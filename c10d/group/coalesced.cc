@@ -12,8 +12,9 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 
-Start start_of(Op op, const Group& group, const Tensors& tensors, const char* name) {
-  Start start(op, group);
+Start start_of(Op op, const Group& group, const char* called, const Tensors& tensors,
+               const char* name) {
+  Start start(op, group, called);
   if (tensors.empty()) start.refuse(std::string(name) + " is empty");
   start.tensor(tensors.front(), "the first of " + std::string(name));
   for (const Tensor& one : tensors) start.also(one, "an entry of " + std::string(name));
@@ -66,7 +67,7 @@ std::vector<Block> blocks_of(const Tensor& rows) {
 }
 
 auto plan_all_reduce_coalesced(const Tensors& tensors, const ReduceOptions& options) {
-  Start start = start_of(Op::kAllReduce, options.group, tensors, "tensors");
+  Start start = start_of(Op::kAllReduce, options.group, "all_reduce_coalesced", tensors, "tensors");
   start.reduction(options.op).number_and_shapes_of(tensors);
   start.writes(tensors);
   return start.plan(options, [tensors](Backend& backend, const Call& call) {
@@ -80,7 +81,8 @@ auto plan_all_reduce_coalesced(const Tensors& tensors, const ReduceOptions& opti
 
 auto plan_all_gather_coalesced(const Tensors& outputs, const Tensors& inputs,
                                const CollectiveOptions& options) {
-  Start start = start_of(Op::kAllGather, options.group, inputs, "inputs");
+  Start start =
+      start_of(Op::kAllGather, options.group, "all_gather_into_tensor_coalesced", inputs, "inputs");
   pair(start, outputs, "outputs", inputs, "inputs");
   start.writes(outputs);
   const int64_t ranks = start.size();
@@ -95,7 +97,8 @@ auto plan_all_gather_coalesced(const Tensors& outputs, const Tensors& inputs,
 
 auto plan_reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs,
                                    const ReduceOptions& options) {
-  Start start = start_of(Op::kReduceScatter, options.group, outputs, "outputs");
+  Start start = start_of(Op::kReduceScatter, options.group, "reduce_scatter_tensor_coalesced",
+                         outputs, "outputs");
   start.reduction(options.op);
   pair(start, inputs, "inputs", outputs, "outputs");
   start.writes(outputs);

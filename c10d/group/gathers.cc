@@ -45,7 +45,7 @@ auto plan_all_gather(const std::vector<Tensor>& tensor_list, const Tensor& tenso
 
 auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
                                  const CollectiveOptions& options) {
-  Start start(Op::kAllGather, options.group);
+  Start start(Op::kAllGather, options.group, "all_gather_into_tensor");
   start.tensor(input, "input").also(output, "output");
   const auto out =
       start.hold<TensorBlocks>(output, start.equal_parts(output, input, "output"), Use::kWrite);
@@ -112,7 +112,7 @@ auto plan_reduce_scatter(const Tensor& output, const std::vector<Tensor>& input_
 
 auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input,
                                 const ReduceOptions& options) {
-  Start start(Op::kReduceScatter, options.group);
+  Start start(Op::kReduceScatter, options.group, "reduce_scatter_tensor");
   start.tensor(output, "output").reduction(options.op).also(input, "input");
   const auto out = start.hold<TensorBlock>(output, Use::kWrite);
   const auto counts = start.equal_parts(input, output, "input");
@@ -188,7 +188,7 @@ auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
                             const std::vector<int64_t>& output_splits,
                             const std::vector<int64_t>& input_splits,
                             const CollectiveOptions& options) {
-  Start start(Op::kAllToAll, options.group);
+  Start start(Op::kAllToAll, options.group, "all_to_all_single");
   start.tensor(input, "input").also(output, "output").own_sizes();
   const auto sent = split_counts(start, input, input_splits, "input");
   const auto got = split_counts(start, output, output_splits, "output");

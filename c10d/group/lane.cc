@@ -37,9 +37,11 @@ void Lane::post(std::shared_ptr<Task> task, bool here) {
   {
     MutexLock lock(mutex_);
     if (!stopped_) {
+      // Never what others have posted: their callbacks do not expect the locks of this caller.
+      const bool at_once = here && !taken_ && queue_.empty();
       task->sequence_ = ++count_;
       queue_.push_back(task);
-      if (here) work_off_locked(task.get());
+      if (at_once) work_off_locked(task.get());
       if (!taken_ && !queue_.empty()) call_thread_locked();
       return;
     }

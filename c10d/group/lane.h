@@ -51,7 +51,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   uint64_t try_take();
   void release();
 
-  //   here  the calling thread runs it, if it is its turn, and needs no thread of the lane's for it
+  //   here  the calling thread runs it when its turn has come already, and needs no thread of the
+  //         lane's for it
   void post(std::shared_ptr<Task> task, bool here = false);
 
   // Rejects what has not begun, and all that comes, and waits for what runs on the lane's thread.

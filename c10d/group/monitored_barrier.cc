@@ -181,7 +181,7 @@ void wait_for_all(const Barrier& barrier, bool wait_all_ranks) {
 
 void monitored_barrier(const MonitoredBarrierOptions& options) {
   const TimePoint called = Clock::now();
-  const Group group = options.group ? options.group : default_group();
+  const Group group = group_or_default(options.group, "monitored_barrier");
   group->backend();
   MonitoredBarriers& barriers = group->monitored_barriers();
   const Barrier barrier{group, ++barriers.called, group->deadline(options.timeout, called)};

@@ -193,6 +193,15 @@ Group default_group() {
       .advice("call init_process_group() first");
 }
 
+Group group_or_default(const Group& group, std::string_view operation) {
+  if (group) return group;
+  try {
+    return default_group();
+  } catch (Error& error) {
+    throw error.operation(std::string(operation));
+  }
+}
+
 bool is_initialized() noexcept {
   if (the_threads_group) return true;
   MutexLock lock(default_mutex);
@@ -208,11 +217,11 @@ CurrentGroup::CurrentGroup(Group group)
     : before_(std::exchange(the_threads_group, std::move(group))) {}
 CurrentGroup::~CurrentGroup() { the_threads_group = before_; }
 
-int get_rank(const Group& group) { return (group ? group : default_group())->rank(); }
-int get_world_size(const Group& group) { return (group ? group : default_group())->size(); }
+int get_rank(const Group& group) { return group_or_default(group, "get_rank")->rank(); }
+int get_world_size(const Group& group) { return group_or_default(group, "get_world_size")->size(); }
 
 Group new_group(const std::vector<int>& ranks, std::optional<Millis> timeout) {
-  return new_group_of(default_group(), ranks, timeout);
+  return new_group_of(group_or_default(nullptr, "new_group"), ranks, timeout);
 }
 
 Group new_group_of(const Group& parent, const std::vector<int>& ranks,

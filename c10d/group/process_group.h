@@ -121,6 +121,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 // The group of all ranks, that of init_process_group() or of the calling thread's CurrentGroup.
 //   throws  Error kInvalidArgument: there is none
 Group default_group();
+// `group`, or the default group where it is null.
+//   operation  which errors name
+Group group_or_default(const Group& group, std::string_view operation);
 bool is_initialized() noexcept;
 // For init_process_group(): null takes it away. Returns the one before.
 Group set_default_group(Group group);

@@ -9,12 +9,11 @@ namespace farspan::dist {
 
 using at::Tensor;
 
-Start::Start(Op op, const Group& group) {
+Start::Start(Op op, const Group& group, std::string_view called)
+    : called_(called.empty() ? name_of(op) : called) {
   signature_.op = op;
-  named([&] {
-    group_ = group ? group : default_group();
-    group_->backend();
-  });
+  group_ = group_or_default(group, called_);
+  named([&] { group_->backend(); });
 }
 
 void Start::refuse(const std::string& what, const char* advice) const {

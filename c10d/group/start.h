@@ -21,7 +21,8 @@ namespace farspan::dist {
 class Start {
  public:
   // A null group is the default group. Throws on ranks that are no members.
-  Start(Op op, const Group& group);
+  //   called  what the user called, which errors name; empty: as the operation is called
+  Start(Op op, const Group& group, std::string_view called = {});
 
   // The tensor that says what this rank sends or gets; its shape is the same on all ranks.
   Start& tensor(const at::Tensor& tensor, std::string_view name);
@@ -66,7 +67,7 @@ class Start {
   }
 
  private:
-  std::string operation() const { return std::string(name_of(signature_.op)); }
+  std::string operation() const { return std::string(called_); }
   // Runs it; errors name the operation.
   template <class Do>
   auto named(const Do& run) const {
@@ -77,6 +78,7 @@ class Start {
     }
   }
 
+  const std::string_view called_;
   Group group_;
   Signature signature_;
   double factor_ = 1;

@@ -12,21 +12,22 @@
 namespace farspan::dist {
 namespace {
 
-Group parent_of(const SubgroupOptions& options) {
-  return options.parent ? options.parent : default_group();
+Group parent_of(const SubgroupOptions& options, const char* operation) {
+  return group_or_default(options.parent, operation);
 }
 
-[[noreturn]] void refuse(const char* operation, const std::string& what) {
-  throw Error(Code::kInvalidArgument, what).operation(operation);
+[[noreturn]] void refuse(const char* operation, const std::string& what, const char* advice) {
+  throw Error(Code::kInvalidArgument, what).operation(operation).advice(advice);
 }
 
 void check_disjoint(const char* operation, const std::vector<std::vector<int>>& lists) {
-  if (lists.empty()) refuse(operation, "no group was named");
+  if (lists.empty()) refuse(operation, "no group was named", "give the ranks of at least one");
   std::set<int> seen;
   for (const auto& list : lists) {
     for (const int rank : list) {
       if (seen.insert(rank).second) continue;
-      refuse(operation, "rank " + std::to_string(rank) + " was named twice");
+      refuse(operation, "rank " + std::to_string(rank) + " was named twice",
+             "give each rank to one group; new_group() makes others");
     }
   }
 }
@@ -34,7 +35,7 @@ void check_disjoint(const char* operation, const std::vector<std::vector<int>>& 
 }  // namespace
 
 Group split_group(int color, int key, const SubgroupOptions& options) {
-  const Group parent = parent_of(options);
+  const Group parent = parent_of(options, "split_group");
   const at::Tensor own = at::tensor({int64_t{color}, int64_t{key}});
   const at::Tensor all = at::empty({parent->size(), 2}, at::kLong);
   all_gather_into_tensor(all, own, {.group = parent, .timeout = options.timeout});
@@ -57,7 +58,7 @@ Group split_group(int color, int key, const SubgroupOptions& options) {
 
 Group split_group(const std::vector<std::vector<int>>& split_ranks,
                   const SubgroupOptions& options) {
-  const Group parent = parent_of(options);
+  const Group parent = parent_of(options, "split_group");
   check_disjoint("split_group", split_ranks);
   const auto own = std::find_if(split_ranks.begin(), split_ranks.end(), [&](const auto& list) {
     return std::find(list.begin(), list.end(), parent->own_global_rank()) != list.end();
@@ -67,10 +68,12 @@ Group split_group(const std::vector<std::vector<int>>& split_ranks,
 }
 
 Subgroups new_subgroups(int group_size, const SubgroupOptions& options) {
-  const std::vector<int>& ranks = parent_of(options)->ranks();
+  const std::vector<int>& ranks = parent_of(options, "new_subgroups")->ranks();
   if (group_size <= 0 || ranks.size() % static_cast<size_t>(group_size) != 0) {
-    refuse("new_subgroups", std::to_string(ranks.size()) + " ranks do not make groups of " +
-                                std::to_string(group_size));
+    refuse(
+        "new_subgroups",
+        std::to_string(ranks.size()) + " ranks do not make groups of " + std::to_string(group_size),
+        "give a size that divides the number of ranks, or new_subgroups_by_enumeration()");
   }
   std::vector<std::vector<int>> lists;
   for (auto at = ranks.begin(); at != ranks.end(); at += group_size) {
@@ -81,7 +84,7 @@ Subgroups new_subgroups(int group_size, const SubgroupOptions& options) {
 
 Subgroups new_subgroups_by_enumeration(const std::vector<std::vector<int>>& ranks_per_subgroup_list,
                                        const SubgroupOptions& options) {
-  const Group parent = parent_of(options);
+  const Group parent = parent_of(options, "new_subgroups_by_enumeration");
   check_disjoint("new_subgroups_by_enumeration", ranks_per_subgroup_list);
   Subgroups groups;
   for (const auto& ranks : ranks_per_subgroup_list) {

@@ -7,8 +7,8 @@
 namespace farspan::dist::detail {
 namespace {
 
-Group group_of(const CollectiveOptions& options) {
-  return options.group ? options.group : default_group();
+Group group_of(const CollectiveOptions& options, const char* called) {
+  return group_or_default(options.group, called);
 }
 
 at::Tensor room(int64_t bytes) { return at::empty({bytes}, at::kByte); }
@@ -16,12 +16,25 @@ at::Tensor number(int64_t value) { return at::full({1}, value, at::kLong); }
 
 }  // namespace
 
-bool is_rank(int global_rank, const CollectiveOptions& options) {
-  return group_of(options)->own_global_rank() == global_rank;
+bool is_rank(int global_rank, const char* called, const CollectiveOptions& options) {
+  return group_of(options, called)->own_global_rank() == global_rank;
+}
+
+int group_rank(int global_rank, const CollectiveOptions& options) {
+  return group_or_default(options.group, {})->group_rank(global_rank);
+}
+
+std::string value_of(int rank, const CollectiveOptions& options) {
+  return "the value of " + group_or_default(options.group, {})->backend().name_of(rank);
+}
+
+void refuse_value(Error error, const char* called, const CollectiveOptions& options) {
+  throw error.operation(std::string(called) + " in " + group_of(options, called)->label())
+      .advice("use one type on all ranks");
 }
 
 std::vector<at::Tensor> all_gather_bytes(const at::Tensor& own, const CollectiveOptions& options) {
-  const at::Tensor sizes = at::empty({group_of(options)->size()}, at::kLong);
+  const at::Tensor sizes = at::empty({group_of(options, "all_gather_value")->size()}, at::kLong);
   all_gather_into_tensor(sizes, number(own.numel()), options);
   std::vector<at::Tensor> all;
   for (int64_t rank = 0; rank < sizes.numel(); ++rank) {
@@ -34,21 +47,21 @@ std::vector<at::Tensor> all_gather_bytes(const at::Tensor& own, const Collective
 // A gather's parts are all of one size: that of the largest.
 std::vector<at::Tensor> gather_bytes(const at::Tensor& own, int dst,
                                      const CollectiveOptions& options) {
+  const bool is_target = is_rank(dst, "gather_value", options);
   const at::Tensor largest = number(own.numel());
   all_reduce(largest, {.op = ReduceOp::kMax, .group = options.group, .timeout = options.timeout});
   const int64_t bytes = largest.item<int64_t>();
   const at::Tensor padded = at::zeros({bytes}, at::kByte);
   padded.narrow(0, 0, own.numel()).copy_(own);
   std::vector<at::Tensor> all;
-  if (is_rank(dst, options)) {
-    for (int rank = 0; rank < group_of(options)->size(); ++rank) all.push_back(room(bytes));
-  }
+  const int ranks = get_world_size(options.group);
+  for (int rank = 0; is_target && rank < ranks; ++rank) all.push_back(room(bytes));
   gather(padded, all, dst, options);
   return all;
 }
 
 at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptions& options) {
-  const bool is_source = is_rank(src, options);
+  const bool is_source = is_rank(src, "broadcast_value", options);
   const at::Tensor size = number(is_source ? own.numel() : 0);
   broadcast(size, src, options);
   const at::Tensor bytes = is_source ? own : room(size.item<int64_t>());
@@ -59,7 +72,7 @@ at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptio
 at::Tensor scatter_bytes(const std::vector<at::Tensor>& own, int src,
                          const CollectiveOptions& options) {
   // Before anything is sent: afterwards the others would be in the scatter already.
-  const Start start = Start(Op::kScatter, options.group).root(src);
+  const Start start = Start(Op::kScatter, options.group, "scatter_value").root(src);
   if (start.is_root() && own.size() != static_cast<size_t>(start.size())) {
     start.refuse("there are " + std::to_string(own.size()) + " values, and the group has " +
                      std::to_string(start.size()) + " ranks",

@@ -28,37 +28,58 @@ std::vector<at::Tensor> gather_bytes(const at::Tensor& own, int dst,
 at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptions& options);
 at::Tensor scatter_bytes(const std::vector<at::Tensor>& own, int src,
                          const CollectiveOptions& options);
-bool is_rank(int global_rank, const CollectiveOptions& options);
+bool is_rank(int global_rank, const char* called, const CollectiveOptions& options);
+// "the value of rank 1 (host:pid)", of a rank in the group.
+std::string value_of(int rank, const CollectiveOptions& options);
+int group_rank(int global_rank, const CollectiveOptions& options);
+[[noreturn]] void refuse_value(Error error, const char* called, const CollectiveOptions& options);
+
+// What a rank of the group has packed.
+template <class T>
+T unpack_from(int rank, const at::Tensor& bytes, const char* called,
+              const CollectiveOptions& options) {
+  try {
+    return unpack_value<T>(bytes, value_of(rank, options));
+  } catch (const Error& error) {
+    refuse_value(error, called, options);
+  }
+}
+template <class T>
+std::vector<T> unpack_all(const std::vector<at::Tensor>& by_rank, const char* called,
+                          const CollectiveOptions& options) {
+  std::vector<T> all;
+  for (const at::Tensor& bytes : by_rank) {
+    all.push_back(unpack_from<T>(static_cast<int>(all.size()), bytes, called, options));
+  }
+  return all;
+}
 }  // namespace detail
 
 // Every rank's value, by rank.
 template <class T>
 std::vector<T> all_gather_value(const T& value, const CollectiveOptions& options = {}) {
-  std::vector<T> all;
-  for (const auto& bytes :
-       detail::all_gather_bytes(pack_value(value, "all_gather_value"), options)) {
-    all.push_back(unpack_value<T>(bytes, "all_gather_value"));
-  }
-  return all;
+  constexpr const char* kCalled = "all_gather_value";
+  const auto all = detail::all_gather_bytes(pack_value(value, kCalled), options);
+  return detail::unpack_all<T>(all, kCalled, options);
 }
 
 // The same at rank `dst`; nothing on the others.
 template <class T>
 std::vector<T> gather_value(const T& value, int dst, const CollectiveOptions& options = {}) {
-  std::vector<T> all;
-  for (const auto& bytes : detail::gather_bytes(pack_value(value, "gather_value"), dst, options)) {
-    all.push_back(unpack_value<T>(bytes, "gather_value"));
-  }
-  return all;
+  constexpr const char* kCalled = "gather_value";
+  const auto all = detail::gather_bytes(pack_value(value, kCalled), dst, options);
+  return detail::unpack_all<T>(all, kCalled, options);
 }
 
 // `value` becomes that of rank `src`.
 template <class T>
 void broadcast_value(T& value, int src, const CollectiveOptions& options = {}) {
-  const bool is_source = detail::is_rank(src, options);
-  const at::Tensor bytes = detail::broadcast_bytes(
-      is_source ? pack_value(value, "broadcast_value") : at::Tensor(), src, options);
-  if (!is_source) value = unpack_value<T>(bytes, "broadcast_value");
+  constexpr const char* kCalled = "broadcast_value";
+  const bool is_source = detail::is_rank(src, kCalled, options);
+  const at::Tensor bytes =
+      detail::broadcast_bytes(is_source ? pack_value(value, kCalled) : at::Tensor(), src, options);
+  if (is_source) return;
+  value = detail::unpack_from<T>(detail::group_rank(src, options), bytes, kCalled, options);
 }
 
 // The value that rank `src` has for this rank; it gives one for each, the others an empty vector.
@@ -66,9 +87,11 @@ void broadcast_value(T& value, int src, const CollectiveOptions& options = {}) {
 //           used on
 template <class T>
 T scatter_value(const std::vector<T>& values, int src, const CollectiveOptions& options = {}) {
+  constexpr const char* kCalled = "scatter_value";
   std::vector<at::Tensor> packed;
-  for (const T& value : values) packed.push_back(pack_value(value, "scatter_value"));
-  return unpack_value<T>(detail::scatter_bytes(packed, src, options), "scatter_value");
+  for (const T& value : values) packed.push_back(pack_value(value, kCalled));
+  const at::Tensor bytes = detail::scatter_bytes(packed, src, options);
+  return detail::unpack_from<T>(detail::group_rank(src, options), bytes, kCalled, options);
 }
 
 }  // namespace farspan::dist

@@ -3,6 +3,11 @@
 namespace farspan::dist {
 
 void Work::wait(Millis timeout) const {
+  if (!valid()) {
+    throw Error(Code::kInvalidArgument, "nothing is under way: this Work was made empty")
+        .operation("Work::wait")
+        .advice("look at valid() first, or take what an _async function returns");
+  }
   if (timeout > kNoTimeout && !done_.wait_for(timeout)) {
     throw Error(Code::kTimeout, "the operation has not ended")
         .operation("Work::wait")

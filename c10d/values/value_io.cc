@@ -71,7 +71,7 @@ std::string kind_of(schema::Value::Reader value) {
     case schema::Value::FLOAT64:
       return "float64";
     case schema::Value::TEXT:
-      return "text";
+      return "string";
     case schema::Value::TENSOR:
       return "tensor";
     case schema::Value::LIST:

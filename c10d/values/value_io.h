@@ -50,7 +50,7 @@ class BadValue : public std::exception {
   // Called on the way out of each list, map and struct: "[3]", ".weight".
   void prefix_path(std::string_view step) { path_.insert(0, step); }
 
-  // "argument 2 of 'train', at [3].weight: expected tensor, got text"
+  // "argument 2 of 'train', at [3].weight: expected tensor, got string"
   Error as_error(std::string_view where) const;
 
   const char* what() const noexcept override { return message_.c_str(); }
@@ -126,7 +126,7 @@ class Reader {
 // The kind of a value as it came: "int64", "text", "list", "unknown kind 31".
 std::string kind_of(schema::Value::Reader value);
 
-//   throws  BadValue: "expected list<int64>, got text"
+//   throws  BadValue: "expected list<int64>, got string"
 [[noreturn]] void throw_mismatch(std::string_view expected, schema::Value::Reader got);
 
 }  // namespace farspan

@@ -3,9 +3,12 @@
 //   ./dev demo collectives
 #include <farspan/farspan.h>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <sstream>
+
+#include "console/run_options.h"
 
 namespace dist = farspan::dist;
 using torch::Tensor;
@@ -41,8 +44,10 @@ void show(const std::string& title, const Tensor& before, const Tensor& after) {
   std::printf("\n");
 }
 
-void run(int rank, int) {
+void run() {
   dist::init_process_group("cpu");
+  const int rank = dist::get_rank();
+  if (dist::get_world_size() != kRanks) throw std::runtime_error("the pictures are of 4 ranks");
   const auto mine = [rank](int64_t count) { return torch::arange(count) + 10 * rank; };
   const auto room = [](int64_t count) { return torch::full({count}, -1, torch::kLong); };
   const auto rows = [](const Tensor& t) { return t.split(1); };  // one for each rank
@@ -95,4 +100,15 @@ void run(int rank, int) {
   dist::destroy_process_group();
 }
 
-int main() { farspan::spawn(kRanks, run); }
+int main(int argc, char** argv) {
+  CLI::App app("Every collective, with a picture of who holds what before and after. 4 ranks.");
+  console::say_errors_in_one_line(app);
+  CLI11_PARSE(app, argc, argv);
+  return dist::record([] {
+    if (dist::is_launched()) {  // by torchrun, mpirun, srun, or with RANK and the like
+      run();
+    } else {
+      farspan::spawn(kRanks, [](int, int) { run(); });
+    }
+  });
+}

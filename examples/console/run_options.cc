@@ -2,11 +2,23 @@
 
 #include <CLI/CLI.hpp>
 
+#include "console/whole_file.h"
+
 namespace console {
 
 std::vector<std::string> RunOptions::transports() const {
   if (transport == "auto") return {};
   return {transport};
+}
+
+void say_errors_in_one_line(CLI::App& app) {
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string(error.what()) + " (--help lists the options)\n";
+  });
+}
+
+CLI::Option* check_written(CLI::Option* option) {
+  return option->check([](const std::string& file) { return why_not_written(file); });
 }
 
 void add_run_options(CLI::App& app, RunOptions& options) {
@@ -24,12 +36,11 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.add_option("--images", options.images, "train, and test, on so many; fewer for a quick look")
       ->check(CLI::Range(1, 60'000))
       ->capture_default_str();
-  app.add_option("--curves", options.curves,
-                 "where the picture of the run goes; its numbers, if it ends in .csv")
+  check_written(
+      app.add_option("--curves", options.curves,
+                     "where the picture of the run goes; its numbers, if it ends in .csv"))
       ->capture_default_str();
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return std::string(error.what()) + " (--help lists the options)\n";
-  });
+  say_errors_in_one_line(app);
 }
 
 void add_transport_option(CLI::App& app, RunOptions& options) {

@@ -9,7 +9,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace console {
 
@@ -26,9 +27,12 @@ struct RunOptions {
   std::vector<std::string> transports() const;
 };
 
-// --epochs, --batch-size, --lr, --seed, --images and --curves, with checks. What is wrong on the
-// command line is said in one line.
+// What is wrong on the command line is said in one line.
+void say_errors_in_one_line(CLI::App& app);
+// --epochs, --batch-size, --lr, --seed, --images and --curves, with checks, as above.
 void add_run_options(CLI::App& app, RunOptions& options);
+// Of an option that names a file to write at the end: one that cannot be is refused at once.
+CLI::Option* check_written(CLI::Option* option);
 // --transport, for those that call other workers.
 void add_transport_option(CLI::App& app, RunOptions& options);
 

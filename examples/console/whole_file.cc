@@ -73,6 +73,27 @@ void write_and_rename(const path& file, std::string_view text) {
 
 }  // namespace
 
+// The folders that are missing will be made in the last one that is there.
+std::string why_not_written(const path& file) {
+  std::error_code none;
+  const auto refuse = [&](const std::string& why) {
+    return "'" + file.string() + "' cannot be written: " + why;
+  };
+  if (file.empty() || !file.has_filename()) return refuse("it names no file");
+  if (std::filesystem::is_directory(file, none)) return refuse("it is a folder");
+  path folder = std::filesystem::absolute(file, none).parent_path();
+  while (folder.has_relative_path() && !std::filesystem::exists(folder, none)) {
+    folder = folder.parent_path();
+  }
+  if (!std::filesystem::is_directory(folder, none)) {
+    return refuse("'" + folder.string() + "' is no folder");
+  }
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    return refuse("'" + folder.string() + "': " + std::strerror(errno));
+  }
+  return {};
+}
+
 void write_whole_file(const path& file, std::string_view text) {
   const path folder = file.has_parent_path() ? file.parent_path() : path(".");
   std::error_code none;  // what is wrong with the folder, open() says

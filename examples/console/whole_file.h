@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace console {
@@ -14,5 +15,8 @@ namespace console {
 // renamed).
 //   throws  farspan::Error kUnavailable: the file cannot be written, and why
 void write_whole_file(const std::filesystem::path& file, std::string_view text);
+
+// Why write_whole_file() would fail, as far as can be seen without writing; empty if it would not.
+std::string why_not_written(const std::filesystem::path& file);
 
 }  // namespace console

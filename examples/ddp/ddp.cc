@@ -162,8 +162,11 @@ int main(int argc, char** argv) {
   auto* const ranks = app.add_option("--ranks", settings.ranks, "processes, without a launcher")
                           ->check(CLI::Range(1, 64))
                           ->capture_default_str();
-  app.add_option("--momentum", settings.momentum, "of SGD")->capture_default_str();
-  app.add_option("--checkpoint", settings.checkpoint, "go on from this file, and write it");
+  app.add_option("--momentum", settings.momentum, "of SGD")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  console::check_written(
+      app.add_option("--checkpoint", settings.checkpoint, "go on from this file, and write it"));
   app.add_option("--checkpoint-every", settings.checkpoint_every, "steps between two of them")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();

@@ -3,14 +3,15 @@
 //   ./dev demo ring_all_reduce
 #include <farspan/farspan.h>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdio>
 
+#include "console/run_options.h"
+
 namespace dist = farspan::dist;
 using torch::Tensor;
-
-constexpr int kRanks = 4;
 
 // Each rank talks to its two neighbours only. In n-1 steps the sum of each part goes once round the
 // ring and grows; in n-1 more each finished part goes round again. Every rank sends 2 (n-1)/n of
@@ -49,9 +50,10 @@ double milliseconds(const Work& work) {
   return taken.count() / kTimes;
 }
 
-void run(int rank, int) {
+void run() {
   torch::set_num_threads(1);
   dist::init_process_group("cpu");
+  const int rank = dist::get_rank(), ranks = dist::get_world_size();
   bool all_equal = true;
   for (const int64_t count : {5, 1'000, 1'000'003}) {
     // Whole numbers: their sums are exact, in whichever order they are added.
@@ -69,11 +71,26 @@ void run(int rank, int) {
   const double by_hand = milliseconds([&] { ring_all_reduce(tensor); });
   const double library = milliseconds([&] { dist::all_reduce(tensor); });
   if (rank == 0) {
-    std::printf("1,000,000 floats among %d ranks: %.2f ms by hand, %.2f ms all_reduce\n", kRanks,
+    std::printf("1,000,000 floats among %d ranks: %.2f ms by hand, %.2f ms all_reduce\n", ranks,
                 by_hand, library);
   }
   dist::destroy_process_group();
   if (!all_equal) throw std::runtime_error("the sums differ");
 }
 
-int main() { farspan::spawn(kRanks, run); }
+int main(int argc, char** argv) {
+  int ranks = 4;
+  CLI::App app("An all_reduce written by hand from isend and irecv, held against the library's.");
+  app.add_option("--ranks", ranks, "processes, without a launcher")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  console::say_errors_in_one_line(app);
+  CLI11_PARSE(app, argc, argv);
+  return dist::record([&] {
+    if (dist::is_launched()) {  // by torchrun, mpirun, srun, or with RANK and the like
+      run();
+    } else {
+      farspan::spawn(ranks, [](int, int) { run(); });
+    }
+  });
+}

@@ -105,6 +105,34 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
       "all_to_all of float32 .*", who(0) + " sends 2 elements to " + who(1) + ", which expects 1");
 }
 
+TEST_P(CollectiveSuite, AValueOfAnotherTypeIsRefusedByTheRankThatGaveIt) {
+  on_each(3, [this](int rank) {
+    const auto refused = [&](const std::string& called, const std::function<void()>& call) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.message(), ContainsRegex("the value of " + who(1) + ": expected "));
+      EXPECT_THAT(error.operation(), HasSubstr(called + " in the default group"));
+      EXPECT_THAT(error.advice(), HasSubstr("use one type on all ranks"));
+    };
+    std::string word = "two";
+    int64_t number = 2;
+    if (rank == 1) {
+      // Its own and rank 0's are the ones that differ.
+      EXPECT_EQ(code_of([&] { dist::all_gather_value(word); }), Code::kInvalidArgument);
+      dist::gather_value(word, 0);
+      dist::broadcast_value(word, 1);
+      EXPECT_EQ(dist::scatter_value(std::vector{word, word, word}, 1), word);
+    } else {
+      refused("all_gather_value", [&] { dist::all_gather_value(number); });
+      if (rank == 0) refused("gather_value", [&] { dist::gather_value(number, 0); });
+      if (rank != 0) dist::gather_value(number, 0);
+      refused("broadcast_value", [&] { dist::broadcast_value(number, 1); });
+      refused("scatter_value", [&] { dist::scatter_value(std::vector<int64_t>(), 1); });
+    }
+    dist::barrier();  // the group can be used on
+  });
+}
+
 TEST_P(CollectiveSuite, RanksThatDifferAreNamedAsInTheDefaultGroup) {
   on_each(3, [this](int rank) {
     if (rank == 0) return;

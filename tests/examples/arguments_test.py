@@ -9,6 +9,8 @@ WRONG = (
     ["--lr", "fast"],
     ["--transport", "pigeon"],
     ["--no-such-option"],
+    ["--curves", "/dev/null/curves.svg"],
+    ["--checkpoint", "/"],
     ["unexpected"],
 )
 

@@ -1,6 +1,7 @@
 // The rules under test: examples/console/curves.h.
 #include "console/curves.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -235,6 +236,21 @@ TEST_F(CurvesFile, AFolderInItsPlaceIsLeftAlone) {
   EXPECT_THROW(write_curves(folder_ / "curves.svg", "title", "step", {}), farspan::Error);
   const std::filesystem::directory_iterator files(folder_);
   EXPECT_EQ(std::distance(begin(files), end(files)), 1);
+}
+
+TEST_F(CurvesFile, NothingIsInTheWayWhereOneCanBeMade) {
+  EXPECT_EQ(why_not_written(folder_ / "curves.svg"), "");
+  EXPECT_EQ(why_not_written(folder_ / "new" / "folder" / "curves.svg"), "");
+  EXPECT_EQ(why_not_written("curves.svg"), "");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(CurvesFile, WhatIsInTheWayIsSaidBeforeItIsWritten) {
+  EXPECT_THAT(why_not_written("/dev/null/curves.svg"),
+              ::testing::HasSubstr("'/dev/null' is no folder"));
+  EXPECT_THAT(why_not_written(folder_), ::testing::HasSubstr("it is a folder"));
+  EXPECT_THAT(why_not_written(""), ::testing::HasSubstr("it names no file"));
+  EXPECT_THAT(why_not_written(folder_ / "new/"), ::testing::HasSubstr("it names no file"));
 }
 
 }  // namespace

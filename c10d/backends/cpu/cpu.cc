@@ -12,6 +12,8 @@
 namespace farspan::dist::cpu {
 namespace {
 
+Error left_error() { return Error(Code::kShutdown, "this rank has left the group"); }
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(std::shared_ptr<Node> node, GroupSpec spec)
@@ -102,8 +104,20 @@ class CpuBackend final : public Backend {
   // Within this host, or among several.
   template <class Within, class Among>
   void perform(const Call& call, const Within& within, const Among& among) {
-    Team& here = team(call);
-    if (layout_.hosts() == 1) return within(here);
+    try {
+      Team& here = team(call);
+      if (layout_.hosts() == 1) {
+        within(here);
+      } else {
+        perform_among(here, call, among);
+      }
+    } catch (...) {
+      if (has_left()) throw left_error();  // what the others make of that is not why
+      throw;
+    }
+  }
+  template <class Among>
+  void perform_among(Team& here, const Call& call, const Among& among) {
     hosts::Meeting meeting({here,
                             layout_,
                             node_->tuning(),
@@ -120,6 +134,10 @@ class CpuBackend final : public Backend {
       abort(why, sequence);
       throw why;
     }
+  }
+  bool has_left() {
+    MutexLock lock(mutex_);
+    return left_;
   }
   Team& team(const Call& call);
 
@@ -147,7 +165,10 @@ Team& CpuBackend::team(const Call& call) {
     }
     auto team = node_->make_team(id_, near_, call);
     MutexLock lock(mutex_);
-    if (left_) throw Error(Code::kShutdown, "this rank has left the group");
+    if (left_) {
+      team->leave();  // it may have given the memory to others already
+      throw left_error();
+    }
     team_ = std::move(team);
     ready_ = team_.get();
     return *team_;
@@ -183,10 +204,13 @@ void CpuBackend::leave() noexcept {
     MutexLock lock(mutex_);
     if (left_) return;
     left_ = true;
+  }
+  node_->post().leave(channel_of(id_), spec_);
+  node_->post().leave(id_, spec_);
+  {
+    MutexLock lock(mutex_);
     if (team_) team_->leave();
   }
-  node_->post().leave(id_, spec_);
-  node_->post().leave(channel_of(id_), spec_);
   if (!is_alone() && !ready_.load()) node_->tell_left(id_, near_.front());
   node_->forget(id_);
 }

@@ -68,31 +68,38 @@ HostLine::HostLine(net::Reactor& reactor, net::OwnedDescriptor socket, OnMessage
       on_end_(std::move(on_end)) {}
 
 void HostLine::open() {
+  std::shared_ptr<Source> watch;
   if (const pid_t peer = net::peer_process(socket_.get()); peer > 0) {
     net::OwnedDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, peer, 0)));
-    const bool is_dead = !process && errno == ESRCH;
+    if (!process && errno == ESRCH) return end();
     if (process) {
-      process_ = std::make_shared<ProcessWatch>(reactor_, std::move(process), weak_from_this());
+      watch = std::make_shared<ProcessWatch>(reactor_, std::move(process), weak_from_this());
     }
-    if (is_dead) return end();
   }
+  MutexLock lock(opening_);
+  if (closed_) return;
   reactor_.add(shared_from_this());
-  if (process_) reactor_.add(process_);
+  if (watch) reactor_.add(watch);
+  is_open_ = true;
+  process_ = std::move(watch);
+}
+
+// False when it was so already.
+bool HostLine::stop_reading() noexcept {
+  MutexLock lock(opening_);
+  if (std::exchange(closed_, true)) return false;
+  if (is_open_) reactor_.remove(*this);
+  if (process_) reactor_.remove(*process_);
+  return true;
 }
 
 void HostLine::close() noexcept {
-  if (closed_.exchange(true)) return;
-  reactor_.remove(*this);
-  if (process_) reactor_.remove(*process_);
-  shutdown(socket_.get(), SHUT_RDWR);
+  if (stop_reading()) shutdown(socket_.get(), SHUT_RDWR);
 }
 
 void HostLine::end() noexcept {
-  if (closed_.exchange(true)) return;
   const auto keep = shared_from_this();
-  reactor_.remove(*this);
-  if (process_) reactor_.remove(*process_);
-  on_end_(*this);
+  if (stop_reading()) on_end_(*this);
 }
 
 bool HostLine::send(const HostMessage& message, int descriptor) noexcept {

@@ -63,6 +63,7 @@ class HostLine final : public net::Source {
   class ProcessWatch;
   enum class Got { kNothing, kMessage, kEnd };
   Got receive(HostMessage& message, net::OwnedDescriptor& descriptor) noexcept;
+  bool stop_reading() noexcept;
   void end() noexcept;
 
   net::Reactor& reactor_;
@@ -70,8 +71,10 @@ class HostLine final : public net::Source {
   const OnMessage on_message_;
   const OnEnd on_end_;
   std::atomic<int> peer_{-1};
-  std::atomic<bool> closed_{false};
-  std::shared_ptr<net::Source> process_;  // constant after open(); may be null
+  Mutex opening_;
+  bool is_open_ FARSPAN_GUARDED_BY(opening_) = false;
+  bool closed_ FARSPAN_GUARDED_BY(opening_) = false;
+  std::shared_ptr<net::Source> process_ FARSPAN_GUARDED_BY(opening_);  // its end; may be null
   Mutex sending_;
   // Of the holder of the role: a message of which a part has come.
   std::array<std::byte, sizeof(HostMessage)> part_;

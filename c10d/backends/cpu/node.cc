@@ -482,6 +482,7 @@ void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vec
 net::SharedMemory Node::lead(uint64_t id, int ranks) {
   net::SharedMemory memory = net::SharedMemory::create(Segment::bytes_for(ranks));
   MutexLock lock(mutex_);
+  if (forgotten_.contains(id)) throw Error(Code::kShutdown, "this rank has left the group");
   Offer offer{net::OwnedDescriptor(net::duplicate(memory.descriptor())), ranks - 1};
   HostMessage give;
   give.kind = HostMessage::kGive;
@@ -508,6 +509,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, const Call& c
   auto future = promise.future();
   {
     MutexLock lock(mutex_);
+    if (forgotten_.contains(id)) throw Error(Code::kShutdown, "this rank has left the group");
     const auto failed = failures_.find(id);
     if (failed != failures_.end() && failed->second.since <= sequence) throw failed->second.why;
     if (left_[id].contains(leader)) {

@@ -9,11 +9,13 @@ std::string describe(uint64_t count, DType type) {
 
 Error not_taken_error(const std::string& receiver, int tag) {
   return Error(Code::kTimeout, "the message was not taken in time")
+      .worker(receiver)
       .advice("look whether " + receiver + " calls recv() for tag " + std::to_string(tag));
 }
 
 Error not_come_error(const std::string& sender, int tag) {
   return Error(Code::kTimeout, "nothing came from " + sender)
+      .worker(sender)
       .advice("look whether it calls send() with tag " + std::to_string(tag));
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <vector>
 
 namespace farspan::testing {
@@ -43,6 +44,19 @@ TEST_F(LogTest, AnEmptySinkRestoresStandardError) {
   const std::string written = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(written.find("[net] a line {} with braces"), std::string::npos) << written;
   EXPECT_TRUE(lines_.empty());
+}
+
+// In a process of its own, for the environment is read once.
+TEST(LogDeathTest, ALevelThatDoesNotExistIsSaid) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("FARSPAN_LOG_LEVEL", "loud", 1);
+  EXPECT_EXIT(
+      {
+        log(LogLevel::kWarning, "net", "hello");
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "FARSPAN_LOG_LEVEL is 'loud'(.|\n)*hello");
+  unsetenv("FARSPAN_LOG_LEVEL");
 }
 
 }  // namespace

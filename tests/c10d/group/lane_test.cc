@@ -82,6 +82,27 @@ TEST_F(LaneTest, WhatIsPostedToRunHereNeedsNoThread) {
   later.wait();
 }
 
+TEST_F(LaneTest, WhatIsPostedToRunHereDoesNotRunWhatOthersHavePosted) {
+  // The lane's thread is in a callback: nobody has the turn, and a task of another's waits for it.
+  std::atomic<bool> in_callback{false}, go{false};
+  const auto first = post([&](uint64_t) {
+    while (!in_callback) std::this_thread::yield();
+  });
+  first.on_ready([&] {
+    while (!go) std::this_thread::yield();
+  });
+  in_callback = true;
+  first.wait_for(30s);
+  std::thread::id ran_on;
+  const auto of_another = post([&](uint64_t) { ran_on = std::this_thread::get_id(); });
+  const auto here = post([](uint64_t) {}, /*here=*/true);
+  EXPECT_FALSE(of_another.ready());
+  EXPECT_FALSE(here.ready());
+  go = true;
+  ASSERT_TRUE(here.wait_for(30s));
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+}
+
 TEST_F(LaneTest, TheTurnIsRefusedWhileOthersAreBefore) {
   ASSERT_EQ(lane_->try_take(), 1u);
   EXPECT_EQ(lane_->try_take(), 0u);

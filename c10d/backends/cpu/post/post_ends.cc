@@ -144,6 +144,10 @@ void Post::tell_failure(uint64_t group, int rank, const Failure& failure, bool m
 }
 
 void Post::leave(uint64_t group, const GroupSpec& spec) noexcept {
+  {
+    MutexLock lock(mutex_);
+    left_.insert(group);  // first: nothing is posted any more
+  }
   end_all(group, Error(Code::kShutdown, "this rank has left the group"), has_left());
   Doing doing;
   std::vector<std::shared_ptr<Line>> lines;
@@ -155,7 +159,6 @@ void Post::leave(uint64_t group, const GroupSpec& spec) noexcept {
       boxes_.erase(box);
     }
     failed_.erase(group);
-    left_.insert(group);
     const auto is_member = [&](int rank) {
       return std::find(spec.ranks.begin(), spec.ranks.end(), rank) != spec.ranks.end();
     };

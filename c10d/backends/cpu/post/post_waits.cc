@@ -72,6 +72,8 @@ bool Post::withdraw_locked(Sending& sending, Doing& doing) {
   const auto failed = failed_.find(sending.group);
   if (failed != failed_.end()) {
     doing.replies.back().text = messages::ToldError::of(failed->second).text();
+  } else if (left_.contains(sending.group)) {
+    doing.replies.back().text = messages::ToldError::of(has_left()).text();
   }
   return true;
 }
