@@ -4,6 +4,7 @@
 #pragma once
 
 #include <farspan/autograd/context.h>                    // IWYU pragma: export
+#include <farspan/c10d/backends/fake/fake.h>             // IWYU pragma: export
 #include <farspan/c10d/base/freed_memory.h>              // IWYU pragma: export
 #include <farspan/c10d/ddp/distributed_data_parallel.h>  // IWYU pragma: export
 #include <farspan/c10d/ddp/distributed_sampler.h>        // IWYU pragma: export
