@@ -42,16 +42,19 @@ IncomingCall::IncomingCall(Worker& worker, agent::Request request)
     : worker_(&worker), request_(std::move(request)) {}
 
 void IncomingCall::begin() {
-  if (std::exchange(begun_, true)) return;
   guard_read([&] {
     MetaReader message(request_.frame().meta.span());
-    const auto call = message.root<schema::Call>();
-    tensors_ = read_tensors(call.getPayload(), request_.frame().segments);
-    if (Interceptor* interceptor = worker_->interceptor()) {
-      const Extensions extensions = read_extensions(call.getExtensions());
-      scope_ = interceptor->after_request(request_.from(), extensions, tensors_);
-    }
+    begin(message.root<schema::Call>());
   });
+}
+
+void IncomingCall::begin(schema::Call::Reader call) {
+  if (std::exchange(begun_, true)) return;
+  tensors_ = read_tensors(call.getPayload(), request_.frame().segments);
+  if (Interceptor* interceptor = worker_->interceptor()) {
+    const Extensions extensions = read_extensions(call.getExtensions());
+    scope_ = interceptor->after_request(request_.from(), extensions, tensors_);
+  }
 }
 
 std::vector<std::byte> IncomingCall::subject() const {
@@ -64,10 +67,10 @@ std::vector<std::byte> IncomingCall::subject() const {
 }
 
 std::shared_ptr<Result> IncomingCall::run(const std::shared_ptr<Result>& self) {
-  begin();
   return guard_read([&] {
     MetaReader message(request_.frame().meta.span());
     const auto call = message.root<schema::Call>();
+    begin(call);
     CallScope values(*worker_, request_.from());
     Reader reader(tensors_, request_.frame().segments, &values);
     Arguments arguments{call.getPayload().getValues(), reader};

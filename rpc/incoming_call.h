@@ -47,6 +47,7 @@ class IncomingCall {
   void fail(const Error& error) noexcept;
 
  private:
+  void begin(schema::Call::Reader call);
   const Function& function_of(uint64_t id);
   [[noreturn]] void throw_not_registered(uint64_t id) const;
   void reply(const Result& result, std::shared_ptr<Result>* last) noexcept;

@@ -149,12 +149,38 @@ std::shared_ptr<Source> Reactor::find(uint64_t key) {
   return found == sources_.end() ? nullptr : found->second;
 }
 
+// What a thread has just read from, and polls before it sleeps.
+class Reactor::Hot {
+ public:
+  Hot() = default;
+  ~Hot() { cool(); }
+  Hot(const Hot&) = delete;
+  Hot& operator=(const Hot&) = delete;
+
+  Source* source() const noexcept { return source_.get(); }
+  bool is_for_others_too() const noexcept {
+    return source_ && source_->hot_for_.load(std::memory_order_relaxed) > 1;
+  }
+  void heat(std::shared_ptr<Source> source) noexcept {
+    cool();
+    source_ = std::move(source);
+    source_->hot_for_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void cool() noexcept {
+    if (source_) source_->hot_for_.fetch_sub(1, std::memory_order_relaxed);
+    source_.reset();
+  }
+
+ private:
+  std::shared_ptr<Source> source_;
+};
+
 void Reactor::loop(const std::shared_ptr<Thread>& self) {
   pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
   ThreadWaiter waiter(*this);
   set_current_waiter(&waiter);
   thread_state() = {this, Station::kLooping};
-  std::shared_ptr<Source> hot;
+  Hot hot;
   bool retired = false;
   while (!retired) {
     if (stopping_.load(std::memory_order_acquire)) {
@@ -162,9 +188,11 @@ void Reactor::loop(const std::shared_ptr<Thread>& self) {
       if (leave()) break;
       continue;
     }
-    if (run_one_task()) continue;
-    if (hot && spin(hot)) continue;
-    hot.reset();
+    if (run_tasks()) continue;
+    // Who runs the tasks polls the same source as soon as it has done them: two are too many.
+    const bool is_others = hot.is_for_others_too() && is_left_to_another();
+    if (hot.source() && !is_others && spin(*hot.source())) continue;
+    hot.cool();
     if (!sleep(hot)) retired = retire(*self);
   }
   set_current_waiter(nullptr);
@@ -181,27 +209,28 @@ bool Reactor::leave() {
 }
 
 // Polls what was just read from; true when there is something to do.
-bool Reactor::spin(const std::shared_ptr<Source>& hot) {
+bool Reactor::spin(Source& hot) {
   const TimePoint start = Clock::now();
-  hot->reads().begin(start);
-  const auto budget = std::min(hot->reads().budget(), options_.max_spin);
-  if (budget.count() <= 0) return false;
-  const SpinPermit permit(is_crowded(start));
+  hot.reads().begin(start);
+  const auto budget = std::min(hot.reads().budget(), options_.max_spin);
+  const SpinPermit permit(budget.count() <= 0 || is_crowded(start));
+  if (!permit && hot.armed_.load(std::memory_order_relaxed)) return false;
   Role role;
-  if (!permit || !role.take(*this, *hot, false)) return false;
+  if (!role.take(*this, hot, false)) return false;
+  if (!permit) return hot.pump(role);  // once, and arms it: nobody looks after the lease
   if (shares_processor() && !is_crowded(start)) leave_processor();
   role.may_lease(tasks_are_short());
   SpinTime time(start, budget);
-  uint64_t passed = hot->passed_bytes();
-  while (!stopping_.load(std::memory_order_relaxed) && !hot->removed()) {
-    if (hot->pump(role)) {
-      hot->reads().arrived(time.now());
+  uint64_t passed = hot.passed_bytes();
+  while (!stopping_.load(std::memory_order_relaxed) && !hot.removed()) {
+    if (hot.pump(role)) {
+      hot.reads().arrived(time.now());
       count_spin(time.now() - start, true);
       return true;
     }
     if (has_task()) return true;
     if (!time.is_over()) continue;
-    const uint64_t before = std::exchange(passed, hot->passed_bytes());
+    const uint64_t before = std::exchange(passed, hot.passed_bytes());
     if (passed == before || is_crowded(time.now())) break;
     time = SpinTime(time.now(), budget);  // a large message is coming
   }
@@ -244,7 +273,7 @@ class Reactor::Events final : Unfinished {
 };
 
 // Returns false when nothing happened for long enough that a superfluous thread may go.
-bool Reactor::sleep(std::shared_ptr<Source>& hot) {
+bool Reactor::sleep(Hot& hot) {
   int timeout_ms = -1;
   {
     MutexLock lock(mutex_);
@@ -265,7 +294,7 @@ bool Reactor::sleep(std::shared_ptr<Source>& hot) {
   return count != 0;
 }
 
-void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
+void Reactor::dispatch_event(uint64_t key, Hot& hot) {
   if (key == kWakeKey) {
     uint64_t count = 0;
     while (read(wake_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
@@ -290,10 +319,13 @@ void Reactor::dispatch_event(uint64_t key, std::shared_ptr<Source>& hot) {
   Role role;
   if (!role.take(*this, *source, true)) return;
   // Setting a lease's timer takes longer than to arm it: only where it is one of many messages.
-  role.may_lease(tasks_are_short() && source->leased_.load(std::memory_order_relaxed));
+  const bool is_polled =
+      source->hot_for_.load(std::memory_order_relaxed) > 0 && is_left_to_another();
+  const bool is_leased = is_polled || source->leased_.load(std::memory_order_relaxed);
+  role.may_lease(tasks_are_short() && is_leased);
   source->reads().arrived(Clock::now());
   if (source->pump(role)) {
-    if (!source->removed()) hot = std::move(source);
+    if (!source->removed()) hot.heat(std::move(source));
   } else {
     role.may_lease(false);
   }

@@ -90,12 +90,14 @@ class Reactor {
 
   // The life of a thread: reactor.cc.
   void loop(const std::shared_ptr<Thread>& self);
-  bool run_one_task();
+  bool run_tasks();
+  void learn_task_time(Clock::duration took) noexcept;
   void queue(std::unique_ptr<Task> task, bool mine);
-  bool spin(const std::shared_ptr<Source>& hot);
+  class Hot;
+  bool spin(Source& hot);
   void count_spin(Clock::duration took, bool hit) noexcept;
-  bool sleep(std::shared_ptr<Source>& hot);
-  void dispatch_event(uint64_t key, std::shared_ptr<Source>& hot);
+  bool sleep(Hot& hot);
+  void dispatch_event(uint64_t key, Hot& hot);
   std::shared_ptr<Source> give_back_event(uint64_t key) noexcept;
   bool retire(Thread& self);
   bool leave();
@@ -116,6 +118,7 @@ class Reactor {
   bool spawn_locked() FARSPAN_REQUIRES(mutex_);
   void look_at_shortage();
   bool take_locked(std::unique_ptr<Task>& task) FARSPAN_REQUIRES(mutex_);
+  static bool has_processor_for(int64_t task_ns) noexcept;
   bool is_worth_a_thread_locked() const FARSPAN_REQUIRES(mutex_);
   bool is_left_to_another() const noexcept;
   bool has_task() const noexcept;

@@ -15,8 +15,9 @@ namespace {
 
 // Work left in the queue that takes longer than this is worth waking another thread for.
 constexpr int64_t kWorthAWakeUpNs = 50'000;
-// Two threads that take such tasks are in each other's way, and in that of who sends them.
-constexpr int64_t kTinyTaskNs = 5'000;
+// Two threads that take such tasks are in each other's way, which makes the tasks longer: only
+// where there is a processor for it. Who sends tiny ones needs one, too, and finds it taken.
+constexpr int64_t kShortTaskNs = 20'000, kTinyTaskNs = 5'000;
 // How often to try again after the system has given no thread.
 constexpr std::chrono::milliseconds kShortageLooks{100};
 // How long no blocked thread may have moved before work is turned away: until then one may come
@@ -201,17 +202,21 @@ bool Reactor::take_locked(std::unique_ptr<Task>& task) {
 bool Reactor::is_worth_a_thread_locked() const {
   const int64_t task_ns = task_ns_.load(std::memory_order_relaxed);
   if (static_cast<int64_t>(queue_.size()) * task_ns <= kWorthAWakeUpNs) return false;
-  return task_ns > kTinyTaskNs || has_idle_processor(Clock::now());
+  return task_ns > kShortTaskNs || has_processor_for(task_ns);
+}
+
+// Whether there is one that a second thread would not take from anybody.
+bool Reactor::has_processor_for(int64_t task_ns) noexcept {
+  return has_idle_processors(Clock::now(), task_ns > kTinyTaskNs ? 1 : 2);
 }
 
 // Whether the thread that is at the queue's tasks soon takes the next one, too. It looks again when
 // it is done; for when it is held up, whoever goes has another look taken.
 bool Reactor::is_left_to_another() const noexcept {
   const int64_t task_ns = task_ns_.load(std::memory_order_relaxed);
-  if (!runs_tasks_.load(std::memory_order_relaxed) || task_ns > kTinyTaskNs) return false;
+  if (!runs_tasks_.load(std::memory_order_relaxed) || task_ns > kShortTaskNs) return false;
   const size_t queued = queued_.load(std::memory_order_relaxed);
-  if (static_cast<int64_t>(queued) * task_ns > kWorthAWakeUpNs &&
-      has_idle_processor(Clock::now())) {
+  if (static_cast<int64_t>(queued) * task_ns > kWorthAWakeUpNs && has_processor_for(task_ns)) {
     return false;
   }
   const Clock::duration begun(last_begun_.load(std::memory_order_relaxed));
@@ -223,36 +228,47 @@ bool Reactor::has_task() const noexcept {
   return queued_.load(std::memory_order_relaxed) > 0 && !is_left_to_another();
 }
 
-bool Reactor::run_one_task() {
-  if (queued_.load(std::memory_order_acquire) > 0 && is_left_to_another()) return false;
-  std::unique_ptr<Task> task;
-  bool taken = false;
-  {
-    MutexLock lock(mutex_);
-    taken = may_take_locked() && take_locked(task);
-    if (!taken && !at_limit_locked()) return false;
-  }
-  if (!taken) {
-    relieve_at_limit();
-    return false;
-  }
-  ThreadState& self = thread_state();
-  self.station = Station::kInTask;
-  self.chain = task->chain;
-  const TimePoint begun = Clock::now();
-  last_begun_.store(begun.time_since_epoch().count(), std::memory_order_relaxed);
-  task->run();
-  task.reset();
-  const int64_t took =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count();
+// One that was held up, by a thread that took its processor perhaps, says little of the others.
+void Reactor::learn_task_time(Clock::duration took) noexcept {
   const int64_t mean = task_ns_.load(std::memory_order_relaxed);
-  task_ns_.store(mean + (took - mean) / 8, std::memory_order_relaxed);
-  self.station = Station::kLooping;
-  self.chain = 0;
-  MutexLock lock(mutex_);
-  move_locked(Station::kInTask, Station::kLooping);
-  self.beyond_limit = false;
-  return true;
+  const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
+  task_ns_.store(mean + (std::min(ns, 4 * mean + kTinyTaskNs) - mean) / 8,
+                 std::memory_order_relaxed);
+}
+
+// As long as there are some that the calling thread may take; true when it has run any.
+bool Reactor::run_tasks() {
+  if (queued_.load(std::memory_order_acquire) == 0 || is_left_to_another()) return false;
+  ThreadState& self = thread_state();
+  bool has_run = false, none_can_be_had = false;
+  TimePoint begun = Clock::now();
+  mutex_.lock();
+  while (!stopping_.load(std::memory_order_relaxed) && !queue_.empty()) {
+    if (has_run && is_left_to_another()) break;
+    std::unique_ptr<Task> task;
+    if (!may_take_locked() || !take_locked(task)) {
+      none_can_be_had = at_limit_locked();
+      break;
+    }
+    mutex_.unlock();
+    self.station = Station::kInTask;
+    self.chain = task->chain;
+    last_begun_.store(begun.time_since_epoch().count(), std::memory_order_relaxed);
+    task->run();
+    task.reset();
+    const TimePoint ended = Clock::now();
+    learn_task_time(ended - begun);
+    begun = ended;
+    self.station = Station::kLooping;
+    self.chain = 0;
+    has_run = true;
+    mutex_.lock();
+    move_locked(Station::kInTask, Station::kLooping);
+    self.beyond_limit = false;
+  }
+  mutex_.unlock();
+  if (none_can_be_had) relieve_at_limit();
+  return has_run;
 }
 
 void Reactor::reject_queue(const Error& why) {

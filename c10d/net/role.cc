@@ -203,7 +203,10 @@ void Reactor::Unused::pump() {
     Source& source = *sources_[next_++];
     Role role;
     if (source.removed() || !role.take_disarmed(reactor_, source)) continue;  // its holder arms it
-    if (source.pump(role)) source.no_leases_.store(kLeaseBan);
+    // Who runs tasks will poll it again, and was only held up.
+    const bool is_polled = source.hot_for_.load(std::memory_order_relaxed) > 0 &&
+                           reactor_.runs_tasks_.load(std::memory_order_relaxed);
+    if (source.pump(role) && !is_polled) source.no_leases_.store(kLeaseBan);
   }
 }
 

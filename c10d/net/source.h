@@ -120,6 +120,7 @@ class Source : public std::enable_shared_from_this<Source> {
   std::atomic<int> follower_count_{0};
   Mutex followers_mutex_;
   std::vector<Sleeper*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
+  std::atomic<int> hot_for_{0};  // threads that poll it before they sleep
   std::atomic<bool> removed_{false};
   SpinGovernor reads_, answers_;
 };

@@ -49,9 +49,9 @@ bool CrowdWatch::is_crowded(TimePoint now) noexcept {
   return too_many_.load(std::memory_order_relaxed) >= 2;
 }
 
-bool CrowdWatch::has_idle(TimePoint now) noexcept {
+bool CrowdWatch::has_idle(TimePoint now, int processors) noexcept {
   look(now);
-  return running_.load(std::memory_order_relaxed) < processors_;
+  return running_.load(std::memory_order_relaxed) + processors <= processors_;
 }
 
 namespace {
@@ -84,6 +84,8 @@ void leave_processor() noexcept {
 }
 
 bool is_crowded(TimePoint now) noexcept { return machine().is_crowded(now); }
-bool has_idle_processor(TimePoint now) noexcept { return machine().has_idle(now); }
+bool has_idle_processors(TimePoint now, int processors) noexcept {
+  return machine().has_idle(now, processors);
+}
 
 }  // namespace farspan::net

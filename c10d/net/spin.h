@@ -73,8 +73,8 @@ class CrowdWatch {
   CrowdWatch(int (*count)() noexcept, int processors) noexcept
       : count_(count), processors_(processors) {}
   bool is_crowded(TimePoint now) noexcept;
-  // Whether a processor had nothing to do when it last looked.
-  bool has_idle(TimePoint now) noexcept;
+  // Whether so many processors had nothing to do when it last looked.
+  bool has_idle(TimePoint now, int processors) noexcept;
 
  private:
   void look(TimePoint now) noexcept;
@@ -90,7 +90,7 @@ class CrowdWatch {
 
 // Of this machine, by /proc/loadavg; where there is none it is never crowded.
 bool is_crowded(TimePoint now) noexcept;
-bool has_idle_processor(TimePoint now) noexcept;
+bool has_idle_processors(TimePoint now, int processors) noexcept;
 
 // A place among the process's spinning threads: one fewer than there are cores, at least one, so
 // that polling never keeps the last core from the thread that is polled for. None on a machine that

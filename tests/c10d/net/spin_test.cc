@@ -92,12 +92,16 @@ TEST(CrowdWatch, LooksOnceInAMillisecond) {
   EXPECT_TRUE(counts.empty());
 }
 
-TEST(CrowdWatch, SeesWhetherAProcessorIsIdle) {
-  CrowdWatch watch(next_count, 2);
+TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
+  CrowdWatch watch(next_count, 3);
   counts = {1, 2, 3, 1};
-  std::vector<bool> found;
-  for (int look = 0; look < 4; ++look) found.push_back(watch.has_idle(at(look * 1ms)));
-  EXPECT_EQ(found, (std::vector<bool>{true, false, false, true}));
+  std::vector<bool> one, two;
+  for (int look = 0; look < 4; ++look) {
+    one.push_back(watch.has_idle(at(look * 1ms), 1));
+    two.push_back(watch.has_idle(at(look * 1ms), 2));
+  }
+  EXPECT_EQ(one, (std::vector<bool>{true, true, false, true}));
+  EXPECT_EQ(two, (std::vector<bool>{true, false, false, true}));
 }
 
 TEST(SpinPermit, LeavesACoreToTheOthers) {
