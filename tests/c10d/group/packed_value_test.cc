@@ -39,7 +39,7 @@ TEST(PackedValue, AnotherTypeIsRefusedByName) {
   const Tensor packed = pack_value(std::string("text"), "x");
   const Error error = testing::error_of([&] { unpack_value<int64_t>(packed, "the count"); });
   EXPECT_EQ(error.code(), Code::kInvalidArgument);
-  EXPECT_EQ(error.message(), "the count: expected int64, got text");
+  EXPECT_EQ(error.message(), "the count: expected int64, got string");
 }
 
 TEST(PackedValue, DamagedBytesAreFoundOutOrHarmless) {

@@ -153,7 +153,7 @@ TEST(Codec, TellsWhereInAListTheMistakeIs) {
   using Right = std::vector<std::map<std::string, bool>>;
   const Wrong wrong{{}, {{"a", "b"}}};
   const Error error = error_of([&] { from_message<Right>(to_message(wrong)); });
-  EXPECT_EQ(error.message(), "value, at [1][0]: expected bool, got text");
+  EXPECT_EQ(error.message(), "value, at [1][0]: expected bool, got string");
 }
 
 TEST(Codec, RefusesListsOfTheWrongLength) {

@@ -75,7 +75,7 @@ TEST(Builtin, RefusesOperatorsThatTrustTheirArguments) {
 
 TEST(Builtin, NamesTheArgumentThatIsWrongMissingOrTooMany) {
   EXPECT_EQ(error_of([] { builtin("aten::add.Tensor", kA, "text"); }).message(),
-            "argument 'other' of 'aten::add.Tensor': expected tensor, got text");
+            "argument 'other' of 'aten::add.Tensor': expected tensor, got string");
   EXPECT_EQ(error_of([] { builtin("aten::add.Tensor", kA); }).message(),
             "argument 'other' of 'aten::add.Tensor' is missing, and has no default");
   EXPECT_EQ(error_of([] { builtin("aten::relu", kA, 1, 2, 3); }).message(),

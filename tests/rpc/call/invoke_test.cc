@@ -256,7 +256,7 @@ TEST(Invoke, RefusesAnotherNumberOfArguments) {
 TEST(Invoke, RefusesAnAnswerOfAnotherType) {
   const auto result = make_result([] { return std::string("text"); });
   const Error error = error_of([&] { result_of<double>(registered_function(norm), *result); });
-  EXPECT_EQ(error.message(), "result of 'norm': expected float64, got text");
+  EXPECT_EQ(error.message(), "result of 'norm': expected float64, got string");
 }
 
 TEST(ResultCast, RefusesAnotherType) {
