@@ -38,6 +38,11 @@ void CrowdWatch::look(TimePoint now) noexcept {
                                                   std::memory_order_relaxed)) {
     return;
   }
+  if (at - next > Clock::duration(kStale).count()) {  // the first one after a pause
+    too_many_.store(0, std::memory_order_relaxed);
+    running_.store(1, std::memory_order_relaxed);
+    return;
+  }
   const int running = count_();
   running_.store(running, std::memory_order_relaxed);
   too_many_.store(running > processors_ ? too_many_.load(std::memory_order_relaxed) + 1 : 0,

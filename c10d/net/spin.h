@@ -64,7 +64,9 @@ class SpinGovernor {
 };
 
 // Whether more threads want to run than there are processors, so that who polls may keep one from
-// its work: when the last two looks say so. It looks at most once in a millisecond.
+// its work: when the last two looks say so. It looks at most once in a millisecond; not when nobody
+// has asked for longer than three, for a look takes 10 us, and two in a row are needed: who calls
+// now and then does not pay for it.
 //
 // Threading: any thread; `count` may be called by several at once.
 class CrowdWatch {
@@ -79,7 +81,7 @@ class CrowdWatch {
  private:
   void look(TimePoint now) noexcept;
 
-  static constexpr std::chrono::milliseconds kEvery{1};
+  static constexpr std::chrono::milliseconds kEvery{1}, kStale{2};
 
   int (*const count_)() noexcept;
   const int processors_;

@@ -92,6 +92,17 @@ TEST(CrowdWatch, LooksOnceInAMillisecond) {
   EXPECT_TRUE(counts.empty());
 }
 
+TEST(CrowdWatch, DoesNotLookAfterAPause) {
+  CrowdWatch watch(next_count, 2);
+  counts = {3, 3, 3, 3, 3};
+  EXPECT_FALSE(watch.is_crowded(at(0ms)));
+  EXPECT_TRUE(watch.is_crowded(at(1ms)));
+  EXPECT_FALSE(watch.is_crowded(at(10ms)));  // whatever was before
+  EXPECT_EQ(counts.size(), 3u);
+  EXPECT_FALSE(watch.is_crowded(at(11ms)));
+  EXPECT_TRUE(watch.is_crowded(at(12ms)));
+}
+
 TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
   CrowdWatch watch(next_count, 3);
   counts = {1, 2, 3, 1};
