@@ -466,7 +466,11 @@ TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {
             "meta");
     const Tensor expanded = at::ones({1}).expand({4});
     refused([&] { dist::all_reduce(expanded); }, "all_reduce: the tensor that is to be written");
-    refused([&] { dist::all_reduce_coalesced({two, expanded}); }, "all_reduce: the tensor that");
+    refused(
+        [&] {
+          dist::all_reduce_coalesced({two, expanded});
+        },
+        "all_reduce_coalesced: the tensor that");
     refused([&] { dist::new_group({0, 0}); }, "twice");
     refused([&] { dist::new_group({0, 5}); }, "rank 5");
     // Expect: nobody else noticed, and the group goes on.
