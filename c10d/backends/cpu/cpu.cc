@@ -8,11 +8,10 @@
 #include <farspan/c10d/backends/cpu/host/collectives.h>
 #include <farspan/c10d/backends/cpu/hosts/collectives.h>
 #include <farspan/c10d/backends/cpu/node.h>
+#include <farspan/c10d/backends/left.h>
 
 namespace farspan::dist::cpu {
 namespace {
-
-Error left_error() { return Error(Code::kShutdown, "this rank has left the group"); }
 
 class CpuBackend final : public Backend {
  public:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/late.h>
+#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/descriptor.h>
 #include <farspan/c10d/net/unix_socket.h>
@@ -418,7 +419,7 @@ void Node::forget(uint64_t id) noexcept {
     for (auto one = begin; one != end; ++one) asked.push_back(one->second.lock());
     asked_.erase(begin, end);
   }
-  if (wanted) wanted->set_error(Error(Code::kShutdown, "this rank has left the group"));
+  if (wanted) wanted->set_error(left_error());
   HostMessage message;
   message.kind = HostMessage::kLeft;
   message.id = id;
@@ -482,7 +483,7 @@ void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vec
 net::SharedMemory Node::lead(uint64_t id, int ranks) {
   net::SharedMemory memory = net::SharedMemory::create(Segment::bytes_for(ranks));
   MutexLock lock(mutex_);
-  if (forgotten_.contains(id)) throw Error(Code::kShutdown, "this rank has left the group");
+  if (forgotten_.contains(id)) throw left_error();
   Offer offer{net::OwnedDescriptor(net::duplicate(memory.descriptor())), ranks - 1};
   HostMessage give;
   give.kind = HostMessage::kGive;
@@ -509,7 +510,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, const Call& c
   auto future = promise.future();
   {
     MutexLock lock(mutex_);
-    if (forgotten_.contains(id)) throw Error(Code::kShutdown, "this rank has left the group");
+    if (forgotten_.contains(id)) throw left_error();
     const auto failed = failures_.find(id);
     if (failed != failures_.end() && failed->second.since <= sequence) throw failed->second.why;
     if (left_[id].contains(leader)) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/late.h>
+#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/net/spin.h>
 
 namespace farspan::dist::cpu {
@@ -138,7 +139,7 @@ void Team::sleep_until(int rank, Stage stage, uint64_t value) {
 // While this rank waits for another: whether it makes sense to wait on.
 void Team::check(int waited_for, Stage stage, uint64_t value) {
   if (has_failed(call())) throw failure();
-  if (left_.load()) throw Error(Code::kShutdown, "this rank has left the group");
+  if (left_.load()) throw left_error();
   for (int rank = 0; rank < size(); ++rank) {
     const auto absence = static_cast<Absence>(segment_->seat(rank).absence.load());
     if (absence == Absence::kNone) continue;

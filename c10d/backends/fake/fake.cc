@@ -9,6 +9,7 @@
 
 #include <farspan/c10d/backends/fake/reference.h>
 #include <farspan/c10d/backends/late.h>
+#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/backends/messages/inbox.h>
 
 namespace farspan::dist::fake {
@@ -120,8 +121,7 @@ void Room::leave(int rank) noexcept {
     for (size_t one = 0; one < inboxes.size(); ++one) {
       for (auto& receive : inboxes[one].posted()) {
         std::optional<Error> why = why_none_locked(*receive);
-        if (static_cast<int>(one) == rank)
-          why = Error(Code::kShutdown, "this rank has left the group");
+        if (static_cast<int>(one) == rank) why = left_error();
         if (!why) continue;
         inboxes[one].withdraw(*receive);
         ended.emplace_back(std::move(receive), std::move(*why));
@@ -194,7 +194,7 @@ Error FakeBackend::missing_locked(const Room& room, const Call& call, TimePoint 
 // Of a room that has failed. Who has left is told so, not that a rank is missing.
 Error FakeBackend::why_ended_locked(const Room& room) const {
   const bool is_left = std::find(room.left.begin(), room.left.end(), spec_.rank) != room.left.end();
-  return is_left ? Error(Code::kShutdown, "this rank has left the group") : *room.failure;
+  return is_left ? left_error() : *room.failure;
 }
 
 // The last one that comes does it for all.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/late.h>
+#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/backends/mpi/pause.h>
 #include <farspan/c10d/base/log.h>
@@ -119,7 +120,7 @@ void Hub::wait(Room& room, Deadline deadline, TimePoint since, const IsMissing& 
       MutexLock lock(mutex_);
       came = poll_locked(endings);
       try {
-        if (room.is_left) throw Error(Code::kShutdown, "this rank has left the group");
+        if (room.is_left) throw left_error();
         if (room.has_failed()) throw *room.failure;
         check_open_locked();
         for (int rank = 0; rank < room.spec.size(); ++rank) {

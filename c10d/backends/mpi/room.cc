@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <farspan/c10d/backends/left.h>
+
 namespace farspan::dist::mpi {
 
 void Stream::pour(std::span<const std::byte> bytes) {
@@ -29,7 +31,7 @@ Error Room::has_left(int rank) const {
 }
 
 std::optional<Error> Room::why_none(int rank) const {
-  if (is_left) return Error(Code::kShutdown, "this rank has left the group");
+  if (is_left) return left_error();
   if (failure) return failure;
   if (rank >= 0) return left.contains(rank) ? std::optional(has_left(rank)) : std::nullopt;
   if (left.empty() || left.size() + 1 < spec.ranks.size()) return std::nullopt;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <farspan/c10d/backends/cpu/post/waiting.h>
+#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
 #include <farspan/c10d/transport/tcp/tcp_transport.h>
@@ -409,7 +410,7 @@ std::optional<Error> Post::why_unsent_locked(uint64_t group, const GroupSpec& sp
 
 std::optional<Error> Post::why_ended_locked(uint64_t group) const {
   if (stopped_ || left_.contains(group)) {
-    return Error(Code::kShutdown, "this rank has left the group");
+    return left_error();
   }
   const auto failed = failed_.find(group);
   if (failed == failed_.end()) return std::nullopt;

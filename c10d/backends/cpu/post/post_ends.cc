@@ -4,6 +4,7 @@
 
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/post/waiting.h>
+#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/base/log.h>
 
@@ -148,7 +149,7 @@ void Post::leave(uint64_t group, const GroupSpec& spec) noexcept {
     MutexLock lock(mutex_);
     left_.insert(group);  // first: nothing is posted any more
   }
-  end_all(group, Error(Code::kShutdown, "this rank has left the group"), has_left());
+  end_all(group, left_error(), has_left());
   Doing doing;
   std::vector<std::shared_ptr<Line>> lines;
   {
@@ -215,7 +216,7 @@ void Post::stop(Millis at_most) noexcept {
     for (const auto& [id, sending] : offers_) groups.insert(sending->group);
   }
   for (const uint64_t group : groups) {
-    end_all(group, Error(Code::kShutdown, "this rank has left the group"), has_left());
+    end_all(group, left_error(), has_left());
   }
   listener_.reset();
   hosts_listener_.reset();
