@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kWorthAWakeUpNs = 50'000;
 // Two threads that take such tasks are in each other's way, which makes the tasks longer: only
 // where there is a processor for it. Who sends tiny ones needs one, too, and finds it taken.
-constexpr int64_t kShortTaskNs = 20'000, kTinyTaskNs = 5'000;
+constexpr int64_t kSmallTaskNs = 20'000, kTinyTaskNs = 5'000;
 // How often to try again after the system has given no thread.
 constexpr std::chrono::milliseconds kShortageLooks{100};
 // How long no blocked thread may have moved before work is turned away: until then one may come
@@ -202,7 +202,7 @@ bool Reactor::take_locked(std::unique_ptr<Task>& task) {
 bool Reactor::is_worth_a_thread_locked() const {
   const int64_t task_ns = task_ns_.load(std::memory_order_relaxed);
   if (static_cast<int64_t>(queue_.size()) * task_ns <= kWorthAWakeUpNs) return false;
-  return task_ns > kShortTaskNs || has_processor_for(task_ns);
+  return task_ns > kSmallTaskNs || has_processor_for(task_ns);
 }
 
 // Whether there is one that a second thread would not take from anybody.
@@ -214,7 +214,7 @@ bool Reactor::has_processor_for(int64_t task_ns) noexcept {
 // it is done; for when it is held up, whoever goes has another look taken.
 bool Reactor::is_left_to_another() const noexcept {
   const int64_t task_ns = task_ns_.load(std::memory_order_relaxed);
-  if (!runs_tasks_.load(std::memory_order_relaxed) || task_ns > kShortTaskNs) return false;
+  if (!runs_tasks_.load(std::memory_order_relaxed) || task_ns > kSmallTaskNs) return false;
   const size_t queued = queued_.load(std::memory_order_relaxed);
   if (static_cast<int64_t>(queued) * task_ns > kWorthAWakeUpNs && has_processor_for(task_ns)) {
     return false;
