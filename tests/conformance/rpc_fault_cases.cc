@@ -5,12 +5,38 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 
 namespace farspan::testing {
 namespace {
 
 using at::Tensor;
+
+// A tensor that tells its thread when an answer is made of it.
+struct Snapshot {
+  Tensor tensor;
+};
+thread_local bool has_answered = false;
+
+}  // namespace
+}  // namespace farspan::testing
+
+template <>
+struct farspan::Codec<farspan::testing::Snapshot> {
+  static std::string type_name() { return "snapshot"; }
+  static void write(schema::Value::Builder out, const testing::Snapshot& value, Writer& writer) {
+    testing::has_answered = true;
+    Codec<at::Tensor>::write(out, value.tensor, writer);
+  }
+  static testing::Snapshot read(schema::Value::Reader in, Reader& reader) {
+    return {Codec<at::Tensor>::read(in, reader)};
+  }
+};
+
+namespace farspan::testing {
+namespace {
+
 using ::testing::HasSubstr;
 
 double sum_at_gate(const Tensor& x) {
@@ -29,17 +55,23 @@ Tensor& parameter() {
   return *parameter;
 }
 Tensor get_parameter() { return parameter(); }
-// The answer leaves when the promise is kept; the step comes right behind it.
-Future<Tensor> get_parameter_and_step(int64_t part) {
-  const Promise<Tensor> promise;
+std::atomic<int64_t> answers{0};
+// The answer leaves when the promise is kept; the step comes right behind it. None comes where the
+// promise was kept before anybody waited for it: another thread makes the answer then.
+Future<Snapshot> get_parameter_and_step(int64_t part) {
+  const Promise<Snapshot> promise;
   auto& messenger = current_worker().messenger();
   messenger.call_at(messenger.now() + 5ms, [promise, part] {
-    promise.set_value(part == 1 ? parameter() : parameter().slice(0, 0, (8 << 20) / part));
-    parameter().add_(1);
+    has_answered = false;
+    promise.set_value(
+        Snapshot{part == 1 ? parameter() : parameter().slice(0, 0, (8 << 20) / part)});
+    if (has_answered) parameter().add_(1);
+    ++answers;
   });
   return promise.future();
 }
-FARSPAN_REGISTER(sum_at_gate, ask_through, get_parameter, get_parameter_and_step);
+int64_t count_answers() { return answers; }
+FARSPAN_REGISTER(sum_at_gate, ask_through, get_parameter, get_parameter_and_step, count_answers);
 
 bool is_uniform(const Tensor& x) { return x.min().item<float>() == x.max().item<float>(); }
 
@@ -208,13 +240,20 @@ TEST_P(RpcSuite, AResultThatOthersHoldIsASnapshot) {
   start();
   const Tensor before = w0().rpc_sync("w1", get_parameter);
   EXPECT_TRUE(is_uniform(before));
-  const float value = before[0].item<float>();
+  const auto value_now = [&] { return w0().rpc_sync("w1", get_parameter)[0].item<float>(); };
   // Expect: the step that follows the answer, while most of it has not left yet, does not show; nor
   // in a part of the parameter.
   for (const int64_t part : {1, 2}) {
-    const Tensor snapshot = w0().rpc_sync("w1", get_parameter_and_step, part);
-    EXPECT_TRUE(is_uniform(snapshot));
-    EXPECT_EQ(snapshot[0].item<float>(), value + static_cast<float>(part - 1));
+    const float value = value_now();
+    const auto steps = [&] {
+      const int64_t before_it = w0().rpc_sync("w1", count_answers);
+      const Tensor snapshot = w0().rpc_sync("w1", get_parameter_and_step, part).tensor;
+      EXPECT_TRUE(is_uniform(snapshot));
+      EXPECT_EQ(snapshot[0].item<float>(), value);
+      EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", count_answers) > before_it; }));
+      return value_now() == value + 1;
+    };
+    EXPECT_TRUE(eventually(steps));
   }
   // Expect: what arrived is the caller's own, to change as he likes.
   Tensor mine = w0().rpc_sync("w0", get_parameter);
