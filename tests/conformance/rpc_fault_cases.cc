@@ -240,20 +240,20 @@ TEST_P(RpcSuite, AResultThatOthersHoldIsASnapshot) {
   start();
   const Tensor before = w0().rpc_sync("w1", get_parameter);
   EXPECT_TRUE(is_uniform(before));
-  const auto value_now = [&] { return w0().rpc_sync("w1", get_parameter)[0].item<float>(); };
+  float value = before[0].item<float>();
   // Expect: the step that follows the answer, while most of it has not left yet, does not show; nor
   // in a part of the parameter.
   for (const int64_t part : {1, 2}) {
-    const float value = value_now();
     const auto steps = [&] {
       const int64_t before_it = w0().rpc_sync("w1", count_answers);
       const Tensor snapshot = w0().rpc_sync("w1", get_parameter_and_step, part).tensor;
       EXPECT_TRUE(is_uniform(snapshot));
       EXPECT_EQ(snapshot[0].item<float>(), value);
       EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", count_answers) > before_it; }));
-      return value_now() == value + 1;
+      return w0().rpc_sync("w1", get_parameter)[0].item<float>() == value + 1;
     };
     EXPECT_TRUE(eventually(steps));
+    value += 1;
   }
   // Expect: what arrived is the caller's own, to change as he likes.
   Tensor mine = w0().rpc_sync("w0", get_parameter);
