@@ -47,7 +47,9 @@ void show(const std::string& title, const Tensor& before, const Tensor& after) {
 void run() {
   dist::init_process_group("cpu");
   const int rank = dist::get_rank();
-  if (dist::get_world_size() != kRanks) throw std::runtime_error("the pictures are of 4 ranks");
+  if (dist::get_world_size() != kRanks) {
+    throw std::runtime_error("the pictures are of 4 ranks: start 4, as in mpirun -n 4");
+  }
   const auto mine = [rank](int64_t count) { return torch::arange(count) + 10 * rank; };
   const auto room = [](int64_t count) { return torch::full({count}, -1, torch::kLong); };
   const auto rows = [](const Tensor& t) { return t.split(1); };  // one for each rank

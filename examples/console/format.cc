@@ -28,6 +28,10 @@ std::string count(int64_t n) {
   return digits;
 }
 
+std::string count(int64_t n, std::string_view what) {
+  return count(n) + " " + std::string(what) + (n == 1 ? "" : "s");
+}
+
 std::string bytes(double n) {
   if (n < 1024) return number(n, 0) + " B";
   constexpr std::array kUnits{"KiB", "MiB", "GiB", "TiB", "PiB"};

@@ -11,6 +11,7 @@
 namespace console {
 
 std::string count(int64_t n);                             // 1,234,567
+std::string count(int64_t n, std::string_view what);      // 1 rank, 2 ranks
 std::string bytes(double n);                              // 812 B, 4.00 KiB, 1.31 GiB
 std::string percent(double share, int decimals = 1);      // 0.9812 -> 98.1 %
 std::string clock_time(std::chrono::duration<double> d);  // 0:42, 1:02:03; --:-- for infinity

@@ -1,6 +1,9 @@
 #include "console/run_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
 #include "console/whole_file.h"
 
@@ -11,9 +14,31 @@ std::vector<std::string> RunOptions::transports() const {
   return {transport};
 }
 
+namespace {
+
+// What nobody asked for, and what may have been meant.
+std::string unexpected(const CLI::App& app) {
+  const std::string first = app.remaining().front();
+  std::string text = "not expected: " + first;
+  std::string nearest;
+  ptrdiff_t longest = 3;  // letters that begin both, "--" among them
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    const auto differ = std::mismatch(first.begin(), first.end(), name.begin(), name.end());
+    const ptrdiff_t alike = differ.first - first.begin();
+    if (alike > longest) longest = alike, nearest = name;
+  }
+  return nearest.empty() ? text : text + "; is " + nearest + " meant?";
+}
+
+}  // namespace
+
 void say_errors_in_one_line(CLI::App& app) {
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return std::string(error.what()) + " (--help lists the options)\n";
+  app.failure_message([](const CLI::App* asked, const CLI::Error& error) {
+    const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    const std::string what =
+        is_extra && !asked->remaining().empty() ? unexpected(*asked) : std::string(error.what());
+    return what + " (--help lists the options)\n";
   });
 }
 
@@ -29,7 +54,12 @@ void add_run_options(CLI::App& app, RunOptions& options) {
       ->check(CLI::Range(1, 60'000))
       ->capture_default_str();
   app.add_option("--lr", options.lr, "learning rate of SGD")
-      ->check(CLI::PositiveNumber)
+      ->check([](const std::string& text) {
+        char* end = nullptr;
+        const double rate = std::strtod(text.c_str(), &end);
+        const bool is_rate = *end == 0 && rate > 0 && std::isfinite(rate);
+        return is_rate ? std::string() : "'" + text + "' is no number above 0";
+      })
       ->capture_default_str();
   app.add_option("--seed", options.seed, "of the weights and of the order of the images")
       ->capture_default_str();

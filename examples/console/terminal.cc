@@ -70,7 +70,9 @@ Terminal terminal(int descriptor) {
   result.write = [descriptor](std::string_view text) { write_all(descriptor, text); };
   result.columns = [descriptor] { return columns_of(descriptor); };
   const std::string_view kind = environment("TERM");
-  result.interactive = isatty(descriptor) != 0 && !kind.empty() && kind != "dumb";
+  // Open MPI gives each rank a terminal of its own, wherever what is written there goes.
+  const bool is_mpis = !environment("OMPI_COMM_WORLD_SIZE").empty();
+  result.interactive = isatty(descriptor) != 0 && !is_mpis && !kind.empty() && kind != "dumb";
   result.color = result.interactive && environment("NO_COLOR").empty();
   result.unicode = locale_is_utf8();
   return result;

@@ -61,7 +61,7 @@ struct Watched {
       : steps(all_steps), progress({.steps = all_steps, .done = done}), curves(done) {
     if (done == 0) return;
     progress.note("resumed at step " + std::to_string(done) + " of " + std::to_string(steps) +
-                  " with " + std::to_string(dist::get_world_size()) + " ranks");
+                  " with " + console::count(dist::get_world_size(), "rank"));
   }
 
   void step(const at::Tensor& loss, const at::Tensor& scores, const at::Tensor& labels, Ddp& ddp) {
@@ -105,9 +105,7 @@ Times train(const Settings& settings, const mnist::Dataset& data, checkpoint::Ru
 
 void print_result(const Settings& settings, Watched& watched, Ddp& ddp, const Times& times,
                   int64_t samples, Seconds took) {
-  const int ranks = dist::get_world_size();
-  const std::string title =
-      "Data parallel, " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
+  const std::string title = "Data parallel, " + console::count(dist::get_world_size(), "rank");
   const double accuracy = accuracy_of(ddp, watched.test.sample(settings.images));
   watched.curves.add_test(watched.steps, accuracy);
   watched.curves.write(settings.curves, title);

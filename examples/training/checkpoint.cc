@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -81,11 +82,28 @@ int64_t steps_in(const at::Tensor& bytes) {
   return read_count(archive, "steps");
 }
 
+// What an optimizer is told when it is made counts, and not what it was told before.
+class KeptOptions {
+ public:
+  explicit KeptOptions(torch::optim::Optimizer& optimizer) : groups_(optimizer.param_groups()) {
+    for (const auto& group : groups_) options_.push_back(group.options().clone());
+  }
+  void put_back() {
+    for (size_t i = 0; i < options_.size(); ++i) groups_[i].set_options(std::move(options_[i]));
+  }
+
+ private:
+  std::vector<torch::optim::OptimizerParamGroup>& groups_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+};
+
 void load(const at::Tensor& bytes, Run& run) {
   InputArchive archive = open_archive(bytes);
+  KeptOptions options(run.optimizer);
   read_part(archive, "sampler", run.sampler);  // the one that says best what does not fit
   read_part(archive, "module", run.module);
   read_part(archive, "optimizer", run.optimizer);
+  options.put_back();
   run.steps = read_count(archive, "steps");
   run.samples = read_count(archive, "samples");
 }

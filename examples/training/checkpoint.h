@@ -30,7 +30,8 @@ void save(const std::filesystem::path& file, const Run& run);
 // Goes on from the newest file that a rank has under this name; the others get its bytes from
 // there. Ranks of another start may lie on other hosts, so the writer may be any rank now, and the
 // only one that has it. Call it on all ranks, before the module gets into a
-// DistributedDataParallel.
+// DistributedDataParallel. What the optimizer remembers of each parameter comes from the file; its
+// options (learning rate, momentum) stay those that it was made with.
 //   returns  whether there is one
 //   throws   farspan::Error: kInvalidArgument (what is in it is not of this run), kUnavailable (it
 //            cannot be read), and what collectives throw

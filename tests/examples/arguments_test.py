@@ -8,7 +8,9 @@ WRONG = (
     ["--epochs", "0"],
     ["--lr", "fast"],
     ["--transport", "pigeon"],
+    ["--lr", "-1"],
     ["--no-such-option"],
+    ["--epoch", "2"],
     ["--curves", "/dev/null/curves.svg"],
     ["--checkpoint", "/"],
     ["unexpected"],
@@ -25,6 +27,8 @@ def main():
         said = run.stdout + run.stderr
         assert run.returncode != 0, f"{arguments} is accepted"
         assert len(said.splitlines()) == 1 and "--help" in said, f"{arguments}: {said}"
+        assert len(said) < 200, f"{arguments}: {said}"
+        assert "--epochs" not in text or "--epoch" not in arguments or "is --epochs meant?" in said, said
         wrong = arguments[0] if arguments[0] in said else arguments[-1]
         assert wrong in said, f"{arguments}: it does not say what is wrong: {said}"
 

@@ -83,6 +83,27 @@ TEST(Checkpoint, ARunGoesOnAsIfNothingHadHappened) {
   EXPECT_EQ(std::distance(files, end), 1) << "it leaves nothing beside it";
 }
 
+TEST(Checkpoint, TheOptimizersOptionsAreThoseOfThisStart) {
+  const TemporaryFolder folder;
+  run_on_fake_ranks(1, [&](int) {
+    using torch::optim::SGDOptions;
+    Trainer before, after;
+    before.train(3);
+    save(folder.file("run"), before.run);
+    const auto options = [](Trainer& trainer) -> SGDOptions& {
+      return static_cast<SGDOptions&>(trainer.optimizer.param_groups()[0].options());
+    };
+    options(after).lr(0.025).momentum(0.5);
+    EXPECT_TRUE(resume(folder.file("run"), after.run));
+    EXPECT_EQ(options(after).lr(), 0.025);
+    EXPECT_EQ(options(after).momentum(), 0.5);
+    // But not what it remembers.
+    options(before).lr(0.025).momentum(0.5);
+    before.train(2), after.train(2);
+    EXPECT_EQ(after.weights(), before.weights());
+  });
+}
+
 TEST(Checkpoint, AllRanksGoOnFromTheNewestThatOneOfThemHas) {
   const TemporaryFolder folder;  // a file for each rank, as if they had hosts of their own
   Trainer old, newest;

@@ -76,6 +76,12 @@ TEST(Terminal, NoColorTurnsColoursOff) {
   EXPECT_FALSE(terminal(screen.program).color);
 }
 
+TEST(Terminal, ThatOfOpenMpiIsWatchedByNobody) {
+  const Environment environment({{"TERM", "xterm"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
+  const Screen screen(80);
+  EXPECT_FALSE(terminal(screen.program).interactive);
+}
+
 TEST(Terminal, ADumbTerminalGetsPlainLines) {
   const Screen screen(80);
   for (const char* kind : {"dumb", ""}) {
