@@ -60,7 +60,7 @@ EtcdStore::EtcdStore(EtcdStoreOptions options, const ServerTimes& times)
           .advice("give the user as well: etcd://user@host:port");
     }
     keep_trying(Deadline::in(options_.timeout),
-                "start etcd, and check host and port; a firewall may be in between",
+                {address(), "start etcd, and check host and port; a firewall may be in between"},
                 [&](Deadline deadline) { do_num_keys(deadline); });
   } catch (Error& error) {
     error.operation("join the store at " + address()).elapsed(Clock::now() - start);

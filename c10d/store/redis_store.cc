@@ -141,7 +141,8 @@ RedisStore::RedisStore(RedisStoreOptions options, const ServerTimes& times)
   const TimePoint start = Clock::now();
   try {
     keep_trying(Deadline::in(options_.timeout),
-                "start the Redis server, and check host and port; a firewall may be in between",
+                {address(),
+                 "start the Redis server, and check host and port; a firewall may be in between"},
                 [&](Deadline deadline) { first_missing({""}, 0, 1, deadline); });
   } catch (Error& error) {
     error.operation("join the store at " + address()).elapsed(Clock::now() - start);

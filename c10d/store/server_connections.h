@@ -1,13 +1,13 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// What the clients of servers that others run have in common: a few connections that are kept,
-// patience while the server is not there yet, and care for values that are taken from queues (which
-// TcpStore takes, too).
+// What the clients of stores' servers have in common: a few connections that are kept, patience
+// while the server is not there yet, and care for values that are taken from queues.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
 
@@ -113,19 +114,31 @@ inline Error may_have_taken(const Error& error) {
       .advice(error.advice());
 }
 
+// What is waited for, as long as it is not there.
+struct Awaited {
+  std::string address;
+  const char* advice;  // when the time is over
+  // Somebody who does nothing but close connections for so long is another; absent: may be the one.
+  std::optional<Millis> stranger = Millis{3'000};
+  Millis quiet{5'000};  // then the log says that it is waited for
+};
+
 // Calls `attempt(deadline of this one)` until the server is there. What a server refuses is thrown
-// at once; somebody who does nothing but close connections for the time of `stranger` is another.
-//   throws  Error kUnavailable with `advice`, when nobody was there until the deadline; kCorrupt
+// at once. After some seconds the log says why this process still waits.
+//   throws  Error kUnavailable with the advice, when nobody was there until the deadline; kCorrupt
 template <class Attempt>
-void keep_trying(Deadline deadline, const char* advice, Attempt attempt,
-                 Millis stranger = Millis{3'000}) {
-  constexpr std::chrono::seconds kLongestAttempt{30};  // somebody may accept and never answer
+void keep_trying(Deadline deadline, const Awaited& server, Attempt attempt) {
+  // Somebody may accept and never answer, and a name service be silent.
+  constexpr std::chrono::seconds kLongestAttempt{30}, kTellAgain{60};
+  const TimePoint start = Clock::now();
+  Deadline tell = Deadline::after(server.quiet);
   std::string last;   // what went wrong, but not that the time is over
   Deadline patience;  // with who closes every connection; never, while nobody does
   for (Pauses pauses(Millis{10}, Millis{1'000});; pauses.pause(deadline)) {
     const TimePoint begun = Clock::now();
     try {
-      attempt(earlier(deadline, Deadline::after(kLongestAttempt)));
+      const Millis limit = last.empty() ? server.quiet : kLongestAttempt;
+      attempt(earlier(deadline, Deadline::after(limit)));
       return;
     } catch (const Error& error) {
       const bool again = error.code() == Code::kUnavailable ||
@@ -135,18 +148,24 @@ void keep_trying(Deadline deadline, const char* advice, Attempt attempt,
       // Not when it was the server itself that said why.
       const bool closes =
           error.code() == Code::kDisconnected && last.find(" says: ") == std::string::npos;
-      if (!closes) {
+      if (!closes || !server.stranger) {
         patience = Deadline::never();
       } else if (patience.is_never()) {
-        patience = Deadline(begun + stranger);
+        patience = Deadline(begun + *server.stranger);
       }
       if (patience.expired()) {
         throw not_the_server("somebody is there, but answers nothing: " + last);
       }
       if (deadline.expired()) {
-        throw Error(Code::kUnavailable, "no store there; the last attempt: " + last).advice(advice);
+        throw Error(Code::kUnavailable, "no store there; the last attempt: " + last)
+            .advice(server.advice);
       }
     }
+    if (!tell.expired()) continue;
+    log(LogLevel::kWarning, "store",
+        "for " + farspan::describe(Clock::now() - start) + " no store at " + server.address + ": " +
+            last);
+    tell = Deadline::after(kTellAgain);
   }
 }
 

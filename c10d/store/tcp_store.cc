@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/store/refusal.h>
 #include <farspan/c10d/store/server_connections.h>
 #include <farspan/c10d/store/table.h>
@@ -15,10 +16,6 @@
 namespace farspan::dist {
 namespace {
 
-constexpr size_t kKeptConnections = 4;
-constexpr Millis kFirstPause{10};  // between attempts to connect
-constexpr Millis kLongestPause{1'000};
-constexpr std::chrono::seconds kLongestAttempt{30};  // somebody may accept and never answer
 constexpr Millis kSpinPause{10};
 constexpr Millis kAnswer{5'000};
 constexpr Millis kWorkersPause{10};  // between looks at how many have come
@@ -76,27 +73,15 @@ Error advise(Error error) {
 
 template <class Talk>
 auto TcpStore::with_connection(Deadline deadline, Talk talk) {
-  std::unique_ptr<TcpConnection> connection;
-  {
-    MutexLock lock(mutex_);
-    while (!connection && !idle_.empty()) {
-      connection = std::move(idle_.back());
-      idle_.pop_back();
-      if (!connection->is_idle()) connection.reset();  // its server has ended
-    }
-  }
-  const auto keep = [&] {
-    MutexLock lock(mutex_);
-    if (idle_.size() < kKeptConnections) idle_.push_back(std::move(connection));
-  };
+  std::unique_ptr<TcpConnection> connection = idle_->take();
   try {
     if (!connection) connection = std::make_unique<TcpConnection>(where_, deadline);
     if constexpr (std::is_void_v<decltype(talk(*connection))>) {
       talk(*connection);
-      keep();
+      idle_->keep(std::move(connection));
     } else {
       auto result = talk(*connection);
-      keep();
+      idle_->keep(std::move(connection));
       return result;
     }
   } catch (const Error& error) {
@@ -108,7 +93,8 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
     : Store(options.timeout),
       server_(serve(options)),
       where_(server_ ? server_->where() : net::HostPort{options.host, options.port}),
-      absent_(random_text()) {
+      absent_(random_text()),
+      idle_(std::make_unique<IdleConnections<TcpConnection>>()) {
   const TimePoint start = Clock::now();
   const Deadline deadline = Deadline::in(options.timeout);
   try {
@@ -126,36 +112,19 @@ TcpStore::TcpStore(net::HostPort where, std::shared_ptr<TcpStoreServer> server, 
     : Store(timeout),
       server_(std::move(server)),
       where_(std::move(where)),
-      absent_(random_text()) {}
+      absent_(random_text()),
+      idle_(std::make_unique<IdleConnections<TcpConnection>>()) {}
 
 TcpStore::~TcpStore() = default;
 
-// Keeps trying: the process that hosts the store may come later than this one.
+// The process that hosts the store may come later than this one.
 void TcpStore::connect(Deadline deadline) {
-  std::minstd_rand random(std::random_device{}());
-  for (Millis pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    try {
-      auto connection = std::make_unique<TcpConnection>(
-          where_, earlier(deadline, Deadline::after(kLongestAttempt)));
-      MutexLock lock(mutex_);
-      idle_.push_back(std::move(connection));
-      return;
-    } catch (const Error& error) {
-      const bool retry = error.code() == Code::kUnavailable ||
-                         error.code() == Code::kDisconnected || error.code() == Code::kTimeout;
-      if (!retry) throw;
-      if (deadline.expired()) {
-        throw Error(Code::kUnavailable, "no store there; the last attempt: " + error.message())
-            .advice(
-                "start the worker that hosts it (rank 0), and check MASTER_ADDR and "
-                "MASTER_PORT; a firewall may be in between");
-      }
-    }
-    // With jitter, so that workers that start together do not knock together for ever.
-    const auto jitter = pause * (random() % 1000) / 1000;
-    std::this_thread::sleep_for(
-        std::min<Clock::duration>(pause / 2 + jitter, deadline.remaining()));
-  }
+  const char* const advice =
+      "start the worker that hosts it (rank 0), and check MASTER_ADDR and MASTER_PORT; a firewall "
+      "may be in between";
+  keep_trying(deadline, {address(), advice, std::nullopt}, [&](Deadline attempt) {
+    idle_->keep(std::make_unique<TcpConnection>(where_, attempt));
+  });
 }
 
 // As PyTorch counts, so that workers of both kinds can be counted together.

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/net/address.h>
 #include <farspan/c10d/store/store.h>
 #include <farspan/c10d/store/tcp_store_server.h>
@@ -16,6 +15,8 @@
 namespace farspan::dist {
 
 class TcpConnection;
+template <class Connection>
+class IdleConnections;
 
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
@@ -87,9 +88,7 @@ class TcpStore final : public Store {
   const std::shared_ptr<TcpStoreServer> server_;  // with the clones, and who asked for shared()
   const net::HostPort where_;
   const std::string absent_;  // a value that nobody stores, see read_now()
-  Mutex mutex_;
-  std::vector<std::unique_ptr<TcpConnection>> idle_
-      FARSPAN_GUARDED_BY(mutex_);  // the last used last
+  const std::unique_ptr<IdleConnections<TcpConnection>> idle_;  // never null
 };
 
 }  // namespace farspan::dist

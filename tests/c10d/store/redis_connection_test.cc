@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/store/redis_store.h>
 #include <farspan/c10d/store/server_connections.h>
 
@@ -166,7 +167,9 @@ TEST(KeepTrying, WhoOnlyClosesConnectionsIsSomethingElse) {
     RedisConnection({"127.0.0.1", server.port()}, {}, deadline).ask({"PING"}, deadline);
   };
   const TimePoint begun = Clock::now();
-  const Error error = error_of([&] { keep_trying(FakeServer::deadline(), "", attempt, 50ms); });
+  const Error error = error_of([&] {
+    keep_trying(FakeServer::deadline(), {"here", "", 50ms}, attempt);
+  });
   EXPECT_EQ(error.code(), Code::kCorrupt) << error.what();
   EXPECT_THAT(error.advice(), HasSubstr("something else"));
   EXPECT_GE(Clock::now() - begun, 50ms);
@@ -174,12 +177,28 @@ TEST(KeepTrying, WhoOnlyClosesConnectionsIsSomethingElse) {
 
 TEST(KeepTrying, AServerThatSaysWhyItDisconnectsIsWaitedFor) {
   const TimePoint begun = Clock::now();
-  keep_trying(
-      FakeServer::deadline(), "",
-      [&](Deadline) {
-        if (Clock::now() - begun < 100ms) throw Error(Code::kDisconnected, "etcd says: a moment");
-      },
-      1ms);
+  keep_trying(FakeServer::deadline(), {"here", "", 1ms}, [&](Deadline) {
+    if (Clock::now() - begun < 100ms) throw Error(Code::kDisconnected, "etcd says: a moment");
+  });
+}
+
+TEST(KeepTrying, TellsWhyItWaitsAndEndsWithWhatSaysMost) {
+  std::string told;
+  set_log_sink([&](LogLevel, std::string_view, std::string_view text) { told = text; });
+  int attempts = 0;
+  const Error error = error_of([&] {
+    keep_trying(Deadline::after(300ms), {"tcp://psx:1", "check it", {}, 20ms}, [&](Deadline by) {
+      if (++attempts == 1) throw Error(Code::kUnavailable, "there is no host 'psx'");
+      std::this_thread::sleep_for(std::min<Clock::duration>(by.remaining(), 50ms));
+      throw Error(Code::kTimeout, "no answer yet");
+    });
+  });
+  set_log_sink(nullptr);
+  EXPECT_GT(attempts, 1);
+  EXPECT_EQ(error.code(), Code::kUnavailable);
+  EXPECT_THAT(error.message(), HasSubstr("there is no host 'psx'"));
+  EXPECT_EQ(error.advice(), "check it");
+  EXPECT_THAT(told, HasSubstr("no store at tcp://psx:1: there is no host 'psx'"));
 }
 
 }  // namespace
