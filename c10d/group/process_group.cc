@@ -32,8 +32,6 @@ const char* advice_for(Code code) noexcept {
   switch (code) {
     case Code::kShapeMismatch:
       return "call the same operations, in the same order and of the same sizes, on all ranks";
-    case Code::kDisconnected:
-      return "look at that rank's own error; ranks that go on can make a new_group()";
     default:
       return "";
   }
@@ -78,17 +76,48 @@ ProcessGroup::ProcessGroup(GroupSpec spec, int own_global_rank, std::shared_ptr<
       backend_(std::move(backend)),
       timeout_(timeout) {}
 
-ProcessGroup::~ProcessGroup() { shutdown(); }
+ProcessGroup::~ProcessGroup() {
+  if (made_.is_here()) {
+    shutdown();
+  } else {  // its lines are the parent's
+    static auto& kept = *new std::vector<std::shared_ptr<Backend>>;
+    kept.push_back(std::move(backend_));
+  }
+}
 
 void ProcessGroup::shutdown() noexcept {
   if (!backend_) return;
+  bool was_of_use = false;
   {
     MutexLock lock(mutex_);
-    if (!failure_) failure_ = Error(Code::kShutdown, "this rank has left the group");
+    was_of_use = !failure_;
+    if (!failure_) {
+      failure_ = Error(Code::kShutdown, "this rank has left the group")
+                     .advice("after destroy_process_group(): init_process_group() and new_group()");
+    }
     failed_ = true;
   }
+  if (was_of_use) warn_of_unfinished();
   backend_->leave();
   lane_->stop();
+}
+
+// What its caller may believe to be done.
+void ProcessGroup::warn_of_unfinished() const {
+  int others = -1;
+  std::string first;
+  const auto records = history_.records();
+  for (const OperationRecord& record : records) {
+    using State = OperationRecord::State;
+    if (record.state != State::kQueued && record.state != State::kRunning) continue;
+    if (++others == 0) first = describe(record);
+  }
+  if (others < 0) return;
+  if (others > 0) first += ", and " + std::to_string(others) + " more";
+  log(LogLevel::kWarning, "c10d/group",
+      "rank " + std::to_string(own_rank_) + " leaves " + label() +
+          " while operations are under way, which end by that: " + first +
+          "; wait() for them first");
 }
 
 std::string_view ProcessGroup::backend_name() const noexcept {
@@ -159,6 +188,9 @@ uint64_t ProcessGroup::count_groups_of(const std::vector<int>& ranks) {
 void ProcessGroup::check_usable(const Signature& signature) const {
   if (!failed_.load(std::memory_order_acquire)) return;
   const Error first = *failure();
+  if (first.code() == Code::kShutdown) {
+    throw Error(first).operation(describe(signature) + " of " + label());
+  }
   throw Error(first.code(), label() + " failed before: " + first.what())
       .operation(describe(signature))
       .advice("make a new_group() of the ranks that go on");
@@ -170,6 +202,9 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
                   label());
   error.elapsed(elapsed);
   if (error.advice().empty()) error.advice(advice_for(error.code()));
+  if (error.code() == Code::kTimeout && signature.sequence == 1 && label() != kDefaultGroup) {
+    error.advice("do all its ranks make the same groups, in the same order? Else see what it does");
+  }
   {
     MutexLock lock(mutex_);
     if (!failure_) failure_ = error;
@@ -183,6 +218,19 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
     log(LogLevel::kWarning, "c10d/group", last);
   }
   return error;
+}
+
+Error ProcessGroup::missed_turn() const {
+  std::string what = backend_->name_of(rank()) + " gave up: its turn had not come";
+  for (const OperationRecord& record : history_.records()) {
+    const bool is_call = record.signature.op != Op::kSend && record.signature.op != Op::kRecv;
+    if (is_call && record.state == OperationRecord::State::kRunning) {
+      what += ", behind " + describe(record);
+    }
+  }
+  return Error(Code::kTimeout, what)
+      .worker(backend_->name_of(rank()))
+      .advice("give it more time, or wait for what is before it in the group");
 }
 
 Group default_group() {

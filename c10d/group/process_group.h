@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/made_here.h>
 #include <farspan/c10d/group/backend.h>
 #include <farspan/c10d/group/history.h>
 #include <farspan/c10d/group/lane.h>
@@ -99,13 +100,18 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   MonitoredBarriers& monitored_barriers() noexcept { return monitored_barriers_; }
   // Throws when the group has failed already.
   void check_usable(const Signature& signature) const;
+  // What a call ends with whose time is over before its turn has come.
+  Error missed_turn() const;
   // Remembers the first failure, and adds to it which operation on which group it was.
   Error fail(Error error, const Signature& signature, Clock::duration elapsed) noexcept;
 
  private:
+  void warn_of_unfinished() const;
+
   const GroupSpec spec_;
   const int own_rank_;
-  const std::shared_ptr<Backend> backend_;
+  const MadeHere made_;
+  std::shared_ptr<Backend> backend_;  // constant
   const std::shared_ptr<Lane> lane_ = std::make_shared<Lane>();
   std::atomic<Millis> timeout_;
   History history_;

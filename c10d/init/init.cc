@@ -6,6 +6,7 @@
 #include <farspan/c10d/backends/cpu/cpu.h>
 #include <farspan/c10d/backends/mpi/mpi.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/base/made_here.h>
 #include <farspan/c10d/store/generation.h>
 #include <farspan/c10d/store/launch_environment.h>
 #include <farspan/c10d/store/prefix_store.h>
@@ -24,8 +25,17 @@ struct Joined {
   std::shared_ptr<Store> store;  // of this start alone; null: the backend needs none
 };
 
+// At the process's end; a child that was forked only forgets it.
+struct Leave {
+  MadeHere made;
+  void operator()(Joined* joined) const {
+    static Joined* kept = nullptr;
+    made.is_here() ? delete joined : void(kept = joined);
+  }
+};
+
 Mutex joined_mutex;
-std::unique_ptr<Joined> joined FARSPAN_GUARDED_BY(joined_mutex);
+std::unique_ptr<Joined, Leave> joined FARSPAN_GUARDED_BY(joined_mutex);
 
 void know_backends() {
   static std::once_flag once;
@@ -132,7 +142,7 @@ Group init_process_group(const std::string& backend, const InitOptions& options)
           .advice("call destroy_process_group() first");
     }
     check_backend(backend);
-    auto made = std::make_unique<Joined>();
+    std::unique_ptr<Joined, Leave> made(new Joined);
     Group group = join(backend, options, *made);
     joined = std::move(made);
     set_default_group(group);

@@ -4,10 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <fstream>
 
 #include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/group/point_to_point.h>
 #include <farspan/c10d/init/init.h>
 #include <farspan/c10d/store/hash_store.h>
 
@@ -148,19 +152,62 @@ int sum_of_ranks() {
   return 0;
 }
 
-void expect_to_meet(const Process::Environment& place) {
+// A process of three, the first of which forks: what the child has copies of, and ends, is not its.
+int fork_in_between() {
+  dist::InitOptions options;
+  options.init_method = std::getenv("INIT_METHOD");
+  dist::init_process_group("cpu", options);
+  auto all = dist::new_group({0, 1, 2});
+  const int rank = dist::get_rank();
+  const at::Tensor x = at::ones({2});
+  const auto use = [&] {
+    dist::all_reduce(x);
+    dist::all_reduce(x, {.group = all});
+    const dist::Work sent = dist::isend(x, (rank + 1) % 3);
+    dist::recv(at::ones({2}), (rank + 2) % 3);
+    sent.wait();
+  };
+  use();
+  if (rank == 0) {
+    const pid_t child = fork();
+    if (child == 0) {
+      all.reset();
+      std::exit(7);
+    }
+    int status = 0;
+    if (waitpid(child, &status, 0) != child || WEXITSTATUS(status) != 7) return 1;
+  }
+  use();
+  std::printf("sum %g\n", x[0].item<double>());
+  return 0;
+}
+
+void expect_to_meet(const Process::Environment& place, const std::string& role = "sum_of_ranks") {
   std::vector<std::unique_ptr<Process>> ranks;
   for (const char* rank : {"0", "1", "2"}) {
     auto environment = place;
     environment["WORLD_SIZE"] = "3";
     environment["RANK"] = rank;
-    ranks.push_back(std::make_unique<Process>("sum_of_ranks", environment));
+    if (place.contains("FARSPAN_HOST_ID")) environment["FARSPAN_HOST_ID"] = rank;
+    ranks.push_back(std::make_unique<Process>(role, environment));
   }
   for (const auto& rank : ranks) {
     const Process::End end = rank->wait(60s);
     EXPECT_EQ(end.status, 0) << end.output;
-    EXPECT_THAT(end.output, HasSubstr(rank == ranks[1] ? "sum 6" : "sum 12"));
+    const char* const sum = rank == ranks[1] ? "sum 6" : "sum 12";
+    EXPECT_THAT(end.output, HasSubstr(role == "sum_of_ranks" ? sum : "sum 81"));
   }
+}
+
+TEST(InitProcessGroup, AForkedChildThatEndsIsNotTakenForItsParent) {
+  const TemporaryFolder folder;
+  Process::Environment place = {{"INIT_METHOD", "file://" + folder.file("meet")},
+                                {"ASAN_OPTIONS", "detect_leaks=0"}};  // of the child's lost threads
+  expect_to_meet(place, "fork_in_between");
+  const ReservedPort port;
+  place["INIT_METHOD"] = "tcp://127.0.0.1:" + std::to_string(port.number());
+  place["FARSPAN_HOST_ID"] = "its own";
+  expect_to_meet(place, "fork_in_between");
 }
 
 TEST(InitProcessGroup, ProcessesMeetInAFile) {
@@ -256,5 +303,6 @@ INSTANTIATE_TEST_SUITE_P(Servers, InitInServerWithPassword,
 int main(int argc, char** argv) {
   auto roles = farspan::testing::StoreServer::roles();
   roles["sum_of_ranks"] = farspan::testing::sum_of_ranks;
+  roles["fork_in_between"] = farspan::testing::fork_in_between;
   return farspan::testing::run_tests(argc, argv, roles);
 }
