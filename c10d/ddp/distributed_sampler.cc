@@ -14,6 +14,11 @@ DistributedSampler::DistributedSampler(size_t examples, const DistributedSampler
     : options_(options), examples_(examples), epoch_(std::make_shared<std::atomic<uint64_t>>(0)) {
   if (options_.replicas < 0 || options_.rank < 0) {
     const Group group = group_or_default(options_.group, "DistributedSampler");
+    if (options_.rank < 0 && group->rank() < 0) {
+      throw Error(Code::kInvalidArgument, "this process is not one of the group's ranks")
+          .operation("DistributedSampler")
+          .advice("make it where get_rank(group) is not -1, or say which rank's share it has");
+    }
     if (options_.replicas < 0) options_.replicas = group->size();
     if (options_.rank < 0) options_.rank = group->rank();
   }

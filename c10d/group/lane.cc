@@ -76,7 +76,7 @@ void Lane::call_thread_locked() {
       pthread_setname_np(pthread_self(), "farspan-group");
       self->loop();
     });
-    has_thread_ = true;
+    has_thread_ = is_free_ = true;
   } catch (const std::system_error& error) {
     // Whoever waits runs it, or the thread that the next call gets.
     log(LogLevel::kWarning, "c10d/group",
@@ -88,19 +88,35 @@ void Lane::loop() {
   MutexLock lock(mutex_);
   while (!stopped_) {
     if (!queue_.empty() && !taken_) {
+      is_free_ = false;  // what it runs may end in callbacks that wait
       work_off_locked(nullptr);
+      is_free_ = true;
     } else if (!work_.wait_until(mutex_, Deadline::after(kIdleTime)) && queue_.empty()) {
       break;
     }
   }
-  has_thread_ = false;
+  has_thread_ = is_free_ = false;
 }
 
-// Runs what is queued until `until` is ready, or nothing is left, or somebody else is at it.
-void Lane::work_off_locked(FutureCore* until) {
-  while (!taken_ && !queue_.empty() && !(until && until->ready())) {
+// Whether a thread that waits for `until`, or for nothing, can run what comes next.
+bool Lane::may_take_next_locked(const Task* until) const {
+  if (taken_ || queue_.empty()) return false;
+  if (!until) return true;
+  if (until->ready()) return false;
+  return !is_free_ || queue_.front()->deadline_.at() <= until->deadline_.at();
+}
+
+// Runs what is queued until `until` is ready, or nothing is left that this thread may take.
+void Lane::work_off_locked(const Task* until) {
+  while (may_take_next_locked(until)) {
     const std::shared_ptr<Task> task = std::move(queue_.front());
     queue_.pop_front();
+    if (task->deadline_.expired()) {
+      mutex_.unlock();
+      task->expire(task->sequence_);
+      mutex_.lock();
+      continue;
+    }
     taken_ = true;
     mutex_.unlock();
     task->run(task->sequence_);
@@ -116,16 +132,27 @@ void Lane::work_off_locked(FutureCore* until) {
 void Lane::help(Task& task) {
   MutexLock lock(mutex_);
   if (taken_ || queue_.empty()) return;
+  if (queue_.front()->deadline_.at() > task.deadline_.at()) call_thread_locked();
   work_off_locked(&task);
-  if (!queue_.empty()) call_thread_locked();
+  if (!taken_ && !queue_.empty()) call_thread_locked();
+}
+
+// False when it has begun, or ended.
+bool Lane::withdraw(const Task& task) {
+  MutexLock lock(mutex_);
+  return std::erase_if(queue_, [&](const auto& one) { return one.get() == &task; }) > 0;
 }
 
 bool Lane::Task::block(Deadline deadline) {
   while (true) {
     // A call may take longer than the caller wants to wait.
     if (deadline.is_never()) lane_->help(*this);
+    const bool is_due = deadline_.expired();
+    if (is_due && lane_->withdraw(*this)) expire(sequence_);
     // Now and then: there may be no thread to be had for the lane.
-    if (ready() || sleep(earlier(deadline, Deadline::after(kLookAgain)))) return true;
+    const Deadline look = Deadline::after(kLookAgain);
+    const Deadline next = is_due ? look : earlier(look, deadline_);  // else the backend ends it
+    if (ready() || sleep(earlier(deadline, next))) return true;
     if (deadline.expired()) return false;
   }
 }

@@ -15,7 +15,9 @@ namespace farspan::dist {
 
 // A call that does not wait runs on a thread of the lane's, which is there only while there is
 // work; one that waits runs on the caller's thread, and so does what is before it in the lane as
-// soon as somebody waits: no thread is woken for what the caller can do itself.
+// soon as somebody waits: no thread is woken for what the caller can do itself. But for calls that
+// may take longer than his own: he leaves those to the lane's thread, and his own ends in time,
+// whether its turn has come or not.
 //
 // Threading: every method from any thread. Lifetime: shared by its group, its tasks and its thread;
 //            the group calls stop().
@@ -24,14 +26,19 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // What runs in its turn. Its value is a rank, or -1.
   class Task : public detail::FutureState<int> {
    public:
-    explicit Task(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
+    Task(std::shared_ptr<Lane> lane, Deadline deadline)
+        : lane_(std::move(lane)), deadline_(deadline) {}
 
     virtual void run(uint64_t sequence) noexcept = 0;
     // After run(), when others have the turn already: completes the future, whose callbacks may
     // call the group again.
     virtual void complete() noexcept = 0;
-    // In place of both.
+    // In place of both: the lane has been stopped.
     virtual void reject() noexcept = 0;
+    // In place of both: its time was over before its turn came.
+    virtual void expire(uint64_t sequence) noexcept = 0;
+
+    Deadline deadline() const noexcept { return deadline_; }
 
    protected:
     bool block(Deadline deadline) override;
@@ -39,6 +46,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
    private:
     friend class Lane;
     const std::shared_ptr<Lane> lane_;
+    const Deadline deadline_;
     uint64_t sequence_ = 0;
   };
 
@@ -64,7 +72,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
  private:
   void loop();
   void help(Task& task);
-  void work_off_locked(FutureCore* until) FARSPAN_REQUIRES(mutex_);
+  bool withdraw(const Task& task);
+  void work_off_locked(const Task* until) FARSPAN_REQUIRES(mutex_);
+  bool may_take_next_locked(const Task* until) const FARSPAN_REQUIRES(mutex_);
   void call_thread_locked() FARSPAN_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
@@ -74,6 +84,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool taken_ FARSPAN_GUARDED_BY(mutex_) = false;  // somebody has the turn
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   bool has_thread_ FARSPAN_GUARDED_BY(mutex_) = false;  // thread_ runs, and is not about to end
+  bool is_free_ FARSPAN_GUARDED_BY(mutex_) = false;     // it will look at the queue at once
   std::thread thread_ FARSPAN_GUARDED_BY(mutex_);
 };
 

@@ -46,8 +46,8 @@ struct Word {
 
 void tell(const Barrier& barrier, int place, int tag, Word word, Millis at_least = Millis(1)) {
   const at::Tensor numbers = at::tensor({word.barrier, word.what, word.count}, at::kLong);
-  Transfer(P2POp::Kind::kSend, numbers, barrier.rank(place), barrier.options(tag, at_least))
-      .begin();
+  const auto options = barrier.options(tag, at_least);
+  (void)Transfer(P2POp::Kind::kSend, numbers, barrier.rank(place), options).begin();
 }
 
 Word hear(const Barrier& barrier, int place, int tag) {

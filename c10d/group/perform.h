@@ -58,17 +58,13 @@ uint64_t note(const Plan<Body>& plan, OperationRecord::State state, TimePoint ca
 template <class Body>
 class CollectiveTask final : public Lane::Task {
  public:
-  explicit CollectiveTask(Plan<Body> plan)
-      : Task(plan.group->lane()),
-        plan_(std::move(plan)),
-        record_(note(*plan_, OperationRecord::State::kQueued, called_)),
-        deadline_(plan_->group->deadline(plan_->timeout, called_)) {}
+  explicit CollectiveTask(Plan<Body> plan) : CollectiveTask(std::move(plan), Clock::now()) {}
 
   void run(uint64_t sequence) noexcept override {
     plan_->signature.sequence = sequence;
     plan_->group->records().begin(record_, sequence, Clock::now());
     try {
-      perform(*plan_, record_, deadline_, called_);
+      perform(*plan_, record_, deadline(), called_);
     } catch (...) {
       failure_ = to_error(std::current_exception());
     }
@@ -89,14 +85,31 @@ class CollectiveTask final : public Lane::Task {
     let_go();
     set_error(std::move(error));
   }
+  void expire(uint64_t sequence) noexcept override {
+    plan_->signature.sequence = sequence;
+    ProcessGroup& group = *plan_->group;
+    try {
+      group.check_usable(plan_->signature);
+      failure_ = group.fail(group.missed_turn(), plan_->signature, Clock::now() - called_);
+    } catch (...) {
+      failure_ = to_error(std::current_exception());
+    }
+    group.records().end(record_, true, Clock::now());
+    complete();
+  }
 
  private:
+  CollectiveTask(Plan<Body> plan, TimePoint called)
+      : Task(plan.group->lane(), plan.group->deadline(plan.timeout, called)),
+        called_(called),
+        plan_(std::move(plan)),
+        record_(note(*plan_, OperationRecord::State::kQueued, called_)) {}
+
   void let_go() noexcept { plan_.reset(); }  // of the tensors, and of the group
 
-  const TimePoint called_ = Clock::now();
+  const TimePoint called_;
   std::optional<Plan<Body>> plan_;
   const uint64_t record_;
-  const Deadline deadline_;
   std::optional<Error> failure_;
 };
 

@@ -67,9 +67,6 @@ int Transfer::end(const Future<int>& done) {
   std::string what = describe(signature_) + (kind_ == Kind::kSend ? " to " : " from ") + peer +
                      ", tag " + std::to_string(message_.tag) + ", message " +
                      std::to_string(signature_.sequence) + " of this rank in " + group_->label();
-  if (error.code() == Code::kDisconnected && error.advice().empty()) {
-    error.advice("look at that rank's own error; messages among the others go on");
-  }
   throw error.operation(std::move(what)).elapsed(Clock::now() - called_);
 }
 

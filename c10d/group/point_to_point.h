@@ -46,7 +46,10 @@ void send(const at::Tensor& tensor, int dst, const MessageOptions& options = {})
 Work isend(const at::Tensor& tensor, int dst, const MessageOptions& options = {});
 
 // Fills the tensor with the next message.
-//   src      kAnySource: from whichever rank
+//   src      kAnySource: from whichever rank, as long as one of the others is there. Who leaves the
+//            group is waited for no more; the death of a rank ends with kDisconnected, which names
+//            it, the receives that wait, or else the next one, so that it is noticed; those after
+//            that go on
 //   returns  the rank that sent it
 int recv(const at::Tensor& tensor, int src = kAnySource, const MessageOptions& options = {});
 // Work::source_rank() is the rank that sent it.
@@ -63,7 +66,7 @@ struct P2POp {
 // Begins all of them; none waits for another, so two ranks that exchange tensors need no order.
 // When one makes no sense, none is begun.
 //   returns  a Work for each, in order
-std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
+[[nodiscard]] std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
 
 struct MonitoredBarrierOptions {
   Group group = nullptr;

@@ -20,13 +20,21 @@ Group parent_of(const SubgroupOptions& options, const char* operation) {
   throw Error(Code::kInvalidArgument, what).operation(operation).advice(advice);
 }
 
-void check_disjoint(const char* operation, const std::vector<std::vector<int>>& lists) {
+// Also those lists that this rank is not in: the others must come to the same.
+void check_lists(const char* operation, const std::vector<std::vector<int>>& lists,
+                 const std::vector<int>& all) {
   if (lists.empty()) refuse(operation, "no group was named", "give the ranks of at least one");
   std::set<int> seen;
   for (const auto& list : lists) {
+    if (list.empty()) refuse(operation, "a group has no ranks", "leave it out");
     for (const int rank : list) {
+      const std::string who = "rank " + std::to_string(rank);
+      if (std::find(all.begin(), all.end(), rank) == all.end()) {
+        refuse(operation, who + " is not one of the parent's",
+               "name ranks of the parent, as they count in the default group");
+      }
       if (seen.insert(rank).second) continue;
-      refuse(operation, "rank " + std::to_string(rank) + " was named twice",
+      refuse(operation, who + " was named twice",
              "give each rank to one group; new_group() makes others");
     }
   }
@@ -59,7 +67,7 @@ Group split_group(int color, int key, const SubgroupOptions& options) {
 Group split_group(const std::vector<std::vector<int>>& split_ranks,
                   const SubgroupOptions& options) {
   const Group parent = parent_of(options, "split_group");
-  check_disjoint("split_group", split_ranks);
+  check_lists("split_group", split_ranks, parent->ranks());
   const auto own = std::find_if(split_ranks.begin(), split_ranks.end(), [&](const auto& list) {
     return std::find(list.begin(), list.end(), parent->own_global_rank()) != list.end();
   });
@@ -85,12 +93,13 @@ Subgroups new_subgroups(int group_size, const SubgroupOptions& options) {
 Subgroups new_subgroups_by_enumeration(const std::vector<std::vector<int>>& ranks_per_subgroup_list,
                                        const SubgroupOptions& options) {
   const Group parent = parent_of(options, "new_subgroups_by_enumeration");
-  check_disjoint("new_subgroups_by_enumeration", ranks_per_subgroup_list);
+  check_lists("new_subgroups_by_enumeration", ranks_per_subgroup_list, parent->ranks());
   Subgroups groups;
   for (const auto& ranks : ranks_per_subgroup_list) {
     groups.all.push_back(new_group_of(parent, ranks, options.timeout));
     if (groups.all.back()->rank() >= 0) groups.own = groups.all.back();
   }
+  if (!groups.own) groups.own = groups.all.front();
   return groups;
 }
 

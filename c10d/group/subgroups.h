@@ -35,15 +35,14 @@ Group split_group(int color, int key = 0, const SubgroupOptions& options = {});
 Group split_group(const std::vector<std::vector<int>>& split_ranks,
                   const SubgroupOptions& options = {});
 
-// `own` is the one of this rank.
 struct Subgroups {
-  Group own;
+  Group own;  // of this rank; one in which get_rank() is -1 where it is in none
   std::vector<Group> all;
 };
 // The parent's ranks in their order, `group_size` in each.
 //   throws  Error kInvalidArgument: `group_size` does not divide the number of ranks
 Subgroups new_subgroups(int group_size, const SubgroupOptions& options = {});
-// A group for each list. A rank that is in none has none of its own: null.
+// A group for each list.
 //   throws  as split_group()
 Subgroups new_subgroups_by_enumeration(const std::vector<std::vector<int>>& ranks_per_subgroup_list,
                                        const SubgroupOptions& options = {});

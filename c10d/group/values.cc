@@ -44,24 +44,27 @@ std::vector<at::Tensor> all_gather_bytes(const at::Tensor& own, const Collective
   return all;
 }
 
+// In those with a root, `Start` refuses what is wrong here before anything is sent: afterwards the
+// others would be in the first of two calls already.
+
 // A gather's parts are all of one size: that of the largest.
 std::vector<at::Tensor> gather_bytes(const at::Tensor& own, int dst,
                                      const CollectiveOptions& options) {
-  const bool is_target = is_rank(dst, "gather_value", options);
+  const Start start = Start(Op::kGather, options.group, "gather_value").root(dst);
   const at::Tensor largest = number(own.numel());
   all_reduce(largest, {.op = ReduceOp::kMax, .group = options.group, .timeout = options.timeout});
   const int64_t bytes = largest.item<int64_t>();
   const at::Tensor padded = at::zeros({bytes}, at::kByte);
   padded.narrow(0, 0, own.numel()).copy_(own);
   std::vector<at::Tensor> all;
-  const int ranks = get_world_size(options.group);
-  for (int rank = 0; is_target && rank < ranks; ++rank) all.push_back(room(bytes));
+  for (int rank = 0; start.is_root() && rank < start.size(); ++rank) all.push_back(room(bytes));
   gather(padded, all, dst, options);
   return all;
 }
 
 at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptions& options) {
-  const bool is_source = is_rank(src, "broadcast_value", options);
+  const bool is_source =
+      Start(Op::kBroadcast, options.group, "broadcast_value").root(src).is_root();
   const at::Tensor size = number(is_source ? own.numel() : 0);
   broadcast(size, src, options);
   const at::Tensor bytes = is_source ? own : room(size.item<int64_t>());
@@ -71,7 +74,6 @@ at::Tensor broadcast_bytes(const at::Tensor& own, int src, const CollectiveOptio
 
 at::Tensor scatter_bytes(const std::vector<at::Tensor>& own, int src,
                          const CollectiveOptions& options) {
-  // Before anything is sent: afterwards the others would be in the scatter already.
   const Start start = Start(Op::kScatter, options.group, "scatter_value").root(src);
   if (start.is_root() && own.size() != static_cast<size_t>(start.size())) {
     start.refuse("there are " + std::to_string(own.size()) + " values, and the group has " +

@@ -12,10 +12,11 @@ namespace farspan::dist {
 
 // What the *_async functions, isend and irecv return. Copies are the same operation. Tensors that
 // it writes to are the operation's until it has ended, and those that it reads must not be changed
-// until then; it holds on to both itself.
+// until then; it holds on to both itself. Whoever does not want to know how it ends says so:
+// (void)isend(..).
 //
 // Threading: every method from any thread. A Work that is let go of goes on.
-class Work {
+class [[nodiscard]] Work {
  public:
   Work() = default;  // nothing is under way: valid() is false
   explicit Work(Future<int> done) noexcept : done_(std::move(done)) {}

@@ -58,7 +58,7 @@ TEST_P(CollectiveSuite, ABarrierComesAfterAllThatWasCalledBefore) {
   on_each(3, [](int) {
     std::vector<Tensor> tensors;
     for (int i = 0; i < 50; ++i) tensors.push_back(at::ones({1 + i * 1000}));
-    for (const Tensor& one : tensors) dist::all_reduce_async(one);
+    for (const Tensor& one : tensors) (void)dist::all_reduce_async(one);
     dist::barrier();
     for (const Tensor& one : tensors) EXPECT_TRUE(at::equal(one, at::full_like(one, 3)));
   });
@@ -296,6 +296,25 @@ TEST_P(CollectiveSuite, AWrongNumberOfValuesToScatterIsRefusedBeforeAnythingIsSe
   });
 }
 
+TEST_P(CollectiveSuite, AWrongRootOfValuesIsRefusedBeforeAnythingIsSent) {
+  on_each(2, [](int rank) {
+    const auto refused = [](const std::function<void()>& call, const char* called) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(called));
+    };
+    int64_t value = rank;
+    if (rank == 1) {
+      refused([] { dist::gather_value(int64_t{1}, 5); }, "gather_value");
+      refused([&] { dist::broadcast_value(value, -1); }, "broadcast_value");
+      refused([] { dist::scatter_value(std::vector<int64_t>{}, 2); }, "scatter_value");
+    }
+    EXPECT_EQ(dist::gather_value(value, 0).size(), rank == 0 ? 2u : 0u);
+    dist::broadcast_value(value, 0);
+    EXPECT_EQ(value, 0);
+  });
+}
+
 TEST_P(CollectiveSuite, ValuesOfAnotherTypeAreRefused) {
   on_each(2, [](int rank) {
     const Error error = error_of([&] {
@@ -386,9 +405,20 @@ TEST_P(CollectiveSuite, ManyGroupsAreMadeAtOnce) {
     dist::all_reduce(x, {.group = two.own});
     EXPECT_EQ(x.item<float>(), rank < 2 ? 3 : 7);
     const dist::Subgroups some = dist::new_subgroups_by_enumeration({{3}, {0, 2}});
-    EXPECT_EQ(some.own, rank == 1 ? nullptr : some.all[rank == 3 ? 0 : 1]);
+    if (rank == 1) {
+      EXPECT_EQ(dist::get_rank(some.own), -1);  // and not null, which is the default group
+      EXPECT_EQ(code_of([&] { dist::barrier({.group = some.own}); }), Code::kInvalidArgument);
+    } else {
+      EXPECT_EQ(some.own, some.all[rank == 3 ? 0 : 1]);
+    }
     EXPECT_EQ(code_of([] { dist::new_subgroups(3); }), Code::kInvalidArgument);
-    EXPECT_EQ(code_of([] { dist::split_group({{0, 1}, {1, 2}}); }), Code::kInvalidArgument);
+    // On all ranks, whichever list is wrong.
+    for (const auto& wrong : std::vector<std::vector<std::vector<int>>>{
+             {{0, 1}, {1, 2}}, {{0, 1}, {2, 99}}, {{0, 1, 2}, {}}, {{0, 1}, {2, -1}}, {}}) {
+      EXPECT_EQ(code_of([&] { dist::split_group(wrong); }), Code::kInvalidArgument);
+      EXPECT_EQ(code_of([&] { dist::new_subgroups_by_enumeration(wrong); }),
+                Code::kInvalidArgument);
+    }
     EXPECT_EQ(code_of([] {
                 dist::new_subgroups_by_enumeration({{0, 9}});
               }),

@@ -309,6 +309,35 @@ TEST_P(CollectiveSuite, WhoLeavesIsNamedToThoseThatWaitForHisMessage) {
   });
 }
 
+TEST_P(CollectiveSuite, AReceiveFromAnyoneGoesOnWithoutWhoHasLeft) {
+  on_each(3, [](int rank) {
+    const auto group = dist::new_group({0, 1, 2}, 30s);
+    const Tensor got = at::zeros({2});
+    if (rank == 1) {
+      dist::send(at::ones({2}), 0, {.group = group});
+      group->shutdown();
+    }
+    if (rank == 0) {
+      EXPECT_EQ(dist::recv(got, dist::kAnySource, {.group = group}), 1);
+    }
+    const dist::Work waits =
+        rank == 0 ? dist::irecv(got, dist::kAnySource, {.group = group}) : dist::Work();
+    dist::barrier();
+    if (rank == 2) {
+      for (int i = 0; i < 2; ++i) dist::send(at::full({2}, 2.0), 0, {.group = group});
+      dist::recv(got, 0);  // until then it stays
+    }
+    if (rank != 0) return;
+    waits.wait();
+    EXPECT_EQ(waits.source_rank(), 2);
+    EXPECT_EQ(dist::recv(got, dist::kAnySource, {.group = group}), 2);
+    dist::send(got, 2);
+    const Error error = error_of([&] { dist::recv(got, dist::kAnySource, {.group = group}); });
+    EXPECT_EQ(error.code(), Code::kDisconnected) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("all other ranks have left the group"));
+  });
+}
+
 TEST_P(CollectiveSuite, AbortEndsMessagesUnderWayOnAllRanks) {
   on_each(2, [](int rank) {
     const dist::Work work = dist::irecv(at::zeros({1}), 1 - rank, {.tag = 4});
@@ -335,10 +364,10 @@ TEST_P(CollectiveSuite, MessagesThatMakeNoSenseAreRefused) {
     refused([&] { dist::send(two, 1, {.tag = -1}); }, "tag -1");
     refused([&] { dist::recv(at::ones({1}).expand({4}), 1); }, "recv: the tensor that is to be");
     refused([&] { dist::send(Tensor(), 1); }, "undefined");
-    refused([&] { dist::batch_isend_irecv({}); }, "empty");
+    refused([&] { (void)dist::batch_isend_irecv({}); }, "empty");
     refused(
         [&] {
-          dist::batch_isend_irecv({{Kind::kSend, two, 1}, {Kind::kRecv, two, 7}});
+          (void)dist::batch_isend_irecv({{Kind::kSend, two, 1}, {Kind::kRecv, two, 7}});
         },
         "rank 7");
     dist::barrier();

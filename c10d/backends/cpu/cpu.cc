@@ -4,11 +4,11 @@
 #include <atomic>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/blocks.h>
 #include <farspan/c10d/backends/cpu/host/collectives.h>
 #include <farspan/c10d/backends/cpu/hosts/collectives.h>
 #include <farspan/c10d/backends/cpu/node.h>
-#include <farspan/c10d/backends/left.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -103,6 +103,7 @@ class CpuBackend final : public Backend {
   // Within this host, or among several.
   template <class Within, class Among>
   void perform(const Call& call, const Within& within, const Among& among) {
+    begun_ = call.signature.sequence;
     try {
       Team& here = team(call);
       if (layout_.hosts() == 1) {
@@ -146,6 +147,7 @@ class CpuBackend final : public Backend {
   const hosts::Layout layout_;
   std::vector<std::string> names_;     // by rank in the group
   std::vector<int> near_;              // its ranks on this host, in the default group
+  std::atomic<uint64_t> begun_{0};     // the sequence of the last collective
   std::atomic<Team*> ready_{nullptr};  // team_, for a look without the lock
   Mutex mutex_;
   std::shared_ptr<Team> team_ FARSPAN_GUARDED_BY(mutex_);
@@ -194,7 +196,8 @@ void CpuBackend::abort(const Error& why, uint64_t since) noexcept {
   if (others_tell) node_->note_failure(id_, {why, since});
   node_->tell_failure(id_, spec_.ranks, {why, since});
   node_->post().fail(id_, why);
-  node_->post().fail(channel_of(id_), why);
+  // An earlier call may be under way still.
+  if (since <= begun_.load()) node_->post().fail(channel_of(id_), why);
 }
 
 // Others may still be at this rank's last call, and need nothing more of it.

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/late.h>
-#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/descriptor.h>
 #include <farspan/c10d/net/unix_socket.h>
@@ -199,7 +199,7 @@ std::shared_ptr<HostLine> Node::line_to(int rank, Deadline deadline) {
   hello.rank = rank_;
   auto line = add_line(std::move(socket), rank);
   if (!line || !line->send(hello)) {
-    throw Error(Code::kDisconnected, name_of(rank) + " is gone").worker(name_of(rank));
+    throw gone_error(name_of(rank));
   }
   return line;
 }
@@ -316,11 +316,12 @@ void Node::end_failed(uint64_t id, const Failure& failure) noexcept {
   if (fails_now(team.get(), failure)) post_->fail(channel_of(id), failure.why);
 }
 
-// Ends the calls that end with it. False where this rank is still in an earlier one: then it fails
-// when it comes to the next.
+// Ends the calls that end with it. False where this rank is still in an earlier one, or has not
+// come to any: then it fails when it comes to that one.
 bool Node::fails_now(Team* team, const Failure& failure) noexcept {
-  if (team) team->fail(failure.why, failure.since);
-  return !team || failure.since <= team->call();
+  if (!team) return false;
+  team->fail(failure.why, failure.since);
+  return failure.since <= team->call();
 }
 
 void Node::note_failure(uint64_t id, const Failure& failure) noexcept {
@@ -329,6 +330,7 @@ void Node::note_failure(uint64_t id, const Failure& failure) noexcept {
 
 // In the thread that reads: what ends by it, which may do anything, ends in another.
 void Node::note_failure_soon(uint64_t id, const Failure& failure) noexcept {
+  if (!is_first_failure(id, failure)) return;
   std::shared_ptr<Team> team;
   {
     MutexLock lock(mutex_);
@@ -337,7 +339,7 @@ void Node::note_failure_soon(uint64_t id, const Failure& failure) noexcept {
   post_->note_failure(id, failure.why);
   if (fails_now(team.get(), failure)) post_->note_failure(channel_of(id), failure.why);
   reactor_->timers().add(Clock::now(), [weak = weak_from_this(), id, failure] {
-    if (const auto self = weak.lock()) self->note_failure(id, failure);
+    if (const auto self = weak.lock()) self->end_failed(id, failure);
   });
 }
 
@@ -362,9 +364,7 @@ void Node::note_left(uint64_t id, int rank) noexcept {
       wanted_.erase(found);
     }
   }
-  if (wanted) {
-    wanted->set_error(Error(Code::kDisconnected, name_of(rank) + " has left the group"));
-  }
+  if (wanted) wanted->set_error(left_error(name_of(rank)));
   if (team) team->lose(static_cast<int>(place), Absence::kLeft);
 }
 
@@ -459,9 +459,7 @@ void Node::note_gone(int rank) noexcept {
       if (one.leader == rank) wanted.push_back(one.memory);
     }
   }
-  for (const auto& promise : wanted) {
-    promise.set_error(Error(Code::kDisconnected, name_of(rank) + " is gone"));
-  }
+  for (const auto& promise : wanted) promise.set_error(gone_error(name_of(rank)));
   for (const auto& [team, place] : teams) team->lose(place);
   post_->lose(rank);
 }
@@ -513,9 +511,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, const Call& c
     if (forgotten_.contains(id)) throw left_error();
     const auto failed = failures_.find(id);
     if (failed != failures_.end() && failed->second.since <= sequence) throw failed->second.why;
-    if (left_[id].contains(leader)) {
-      throw Error(Code::kDisconnected, name_of(leader) + " has left the group");
-    }
+    if (left_[id].contains(leader)) throw left_error(name_of(leader));
     wanted_.insert_or_assign(id, Wanted{leader, sequence, promise});
   }
   HostMessage ask;
@@ -523,7 +519,7 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, const Call& c
   ask.id = id;
   try {
     const auto line = line_to(leader, call.deadline);
-    if (!line->send(ask)) throw Error(Code::kDisconnected, name_of(leader) + " is gone");
+    if (!line->send(ask)) throw gone_error(name_of(leader));
     if (!reactor_->wait(*future.state(), call.deadline, line.get())) {
       throw late_error(name_of(rank_), begun, name_of(leader), false);
     }

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/late.h>
-#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/net/spin.h>
 
 namespace farspan::dist::cpu {
@@ -147,9 +147,7 @@ void Team::check(int waited_for, Stage stage, uint64_t value) {
     const bool has_done =
         rank == waited_for ? reached(rank, stage, value) : reached(rank, Stage::kEntered, mark(0));
     if (has_done) continue;
-    const std::string& who = name_of(rank);
-    const char* how = absence == Absence::kGone ? " is gone" : " has left the group";
-    fail_call(Error(Code::kDisconnected, who + how).worker(who));
+    fail_call(absence == Absence::kGone ? gone_error(name_of(rank)) : left_error(name_of(rank)));
     throw failure();
   }
   if (!deadline_.expired()) return;

@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/fake/reference.h>
 #include <farspan/c10d/backends/late.h>
-#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/backends/messages/inbox.h>
 
 namespace farspan::dist::fake {
@@ -19,17 +19,22 @@ struct Room {
   explicit Room(std::vector<int> who)
       : ranks(std::move(who)), seats(ranks.size()), taken(ranks.size()), inboxes(ranks.size()) {}
 
-  // All that is under way, and all that comes, ends with the first of these.
-  void fail(const Error& why) noexcept;
+  // What is under way and what comes ends with it: messages, and the collectives from one on.
+  void fail(const Error& why, uint64_t since) noexcept;
+  // The failure of the earliest collective counts.
+  void fail_locked(const Error& why, uint64_t since) FARSPAN_REQUIRES(mutex);
+  bool has_failed_locked(uint64_t sequence) const FARSPAN_REQUIRES(mutex) {
+    return failure && failed_since <= sequence;
+  }
+  // A rank is dead.
+  void lose(int rank) noexcept;
   // A rank calls nothing more: those that wait for it end, and those that will.
   void leave(int rank) noexcept;
   // "rank 3", in the default group. All are in this process, which needs no name.
   std::string name_of(int rank) const {
     return "rank " + std::to_string(ranks[static_cast<size_t>(rank)]);
   }
-  Error has_left(int rank) const {
-    return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
-  }
+  Error has_left(int rank) const { return left_error(name_of(rank)); }
   std::optional<Error> why_none_locked(const messages::Receive& receive) const
       FARSPAN_REQUIRES(mutex);
 
@@ -43,6 +48,7 @@ struct Room {
   std::vector<bool> taken FARSPAN_GUARDED_BY(mutex);  // by those that wait for the others
   uint64_t performed FARSPAN_GUARDED_BY(mutex) = 0;   // collectives
   std::optional<Error> failure FARSPAN_GUARDED_BY(mutex);
+  uint64_t failed_since FARSPAN_GUARDED_BY(mutex) = 0;   // the first collective that ends with it
   std::vector<Inbox> inboxes FARSPAN_GUARDED_BY(mutex);  // by rank in the group
   std::vector<int> left FARSPAN_GUARDED_BY(mutex);       // ranks
 };
@@ -84,18 +90,24 @@ class Room::Waiting final : public messages::Receive {
   const int rank_;
 };
 
-void Room::fail(const Error& why) noexcept {
+void Room::fail_locked(const Error& why, uint64_t since) {
+  if (has_failed_locked(since)) return;
+  failure = why;
+  failed_since = since;
+  changed.notify_all();
+}
+
+void Room::fail(const Error& why, uint64_t since) noexcept {
   std::vector<std::shared_ptr<messages::Receive>> ended;
   {
     MutexLock lock(mutex);
-    if (!failure) failure = why;
+    fail_locked(why, since);
     for (Inbox& inbox : inboxes) {
       for (auto& receive : inbox.posted()) {
         inbox.withdraw(*receive);
         ended.push_back(std::move(receive));
       }
     }
-    changed.notify_all();
   }
   for (const auto& receive : ended) receive->set_error(why);
 }
@@ -111,12 +123,24 @@ std::optional<Error> Room::why_none_locked(const messages::Receive& receive) con
   return Error(Code::kDisconnected, "all other ranks have left the group");
 }
 
+void Room::lose(int rank) noexcept {
+  uint64_t under_way = 0;
+  {
+    MutexLock lock(mutex);
+    under_way = performed + 1;
+  }
+  fail(gone_error("rank " + std::to_string(rank)), under_way);
+}
+
 void Room::leave(int rank) noexcept {
   bool is_needed = false;
+  uint64_t under_way = 0;
   std::vector<std::pair<std::shared_ptr<messages::Receive>, Error>> ended;
   {
     MutexLock lock(mutex);
+    if (std::find(left.begin(), left.end(), rank) != left.end()) return;
     left.push_back(rank);
+    under_way = performed + 1;
     is_needed = std::find(taken.begin(), taken.end(), true) != taken.end();
     for (size_t one = 0; one < inboxes.size(); ++one) {
       for (auto& receive : inboxes[one].posted()) {
@@ -129,7 +153,7 @@ void Room::leave(int rank) noexcept {
     }
   }
   for (auto& [receive, why] : ended) receive->set_error(std::move(why));
-  if (is_needed) fail(has_left(rank));
+  if (is_needed) fail(has_left(rank), under_way);
 }
 
 class FakeBackend final : public Backend {
@@ -163,7 +187,7 @@ class FakeBackend final : public Backend {
 
   Future<int> send(const Message& message, Block data) override;
   Future<int> recv(const Message& message, Block data) override;
-  void abort(const Error& why, uint64_t) noexcept override { room_->fail(why); }
+  void abort(const Error& why, uint64_t since) noexcept override { room_->fail(why, since); }
   void leave() noexcept override { room_->leave(spec_.rank); }
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
     return std::make_shared<FakeBackend>(fabric_, std::move(spec));
@@ -203,15 +227,15 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
   Room& room = *room_;
   const auto self = static_cast<size_t>(spec_.rank);
   MutexLock lock(room.mutex);
-  if (room.failure) throw why_ended_locked(room);
+  const uint64_t sequence = call.signature.sequence;
+  if (room.has_failed_locked(sequence)) throw why_ended_locked(room);
   for (size_t rank = 0; rank < room.seats.size(); ++rank) {
     if (!room.taken[rank]) continue;
     const auto differs =
         difference(room.name_of(static_cast<int>(rank)), room.seats[rank].call.signature,
                    room.name_of(spec_.rank), call.signature);
     if (!differs) continue;
-    room.failure = Error(Code::kShapeMismatch, *differs);
-    room.changed.notify_all();
+    room.fail_locked(Error(Code::kShapeMismatch, *differs), sequence);
     throw *room.failure;
   }
   room.seats[self] = {call, std::move(in), std::move(out)};
@@ -220,26 +244,25 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
     try {
       perform(room.seats, room.ranks);
     } catch (const Error& error) {
-      room.failure = error;
+      room.fail_locked(error, sequence);
     }
     room.taken.assign(room.taken.size(), false);
     room.changed.notify_all();
-    if (room.failure) throw *room.failure;
+    if (room.has_failed_locked(sequence)) throw *room.failure;
     ++room.performed;
     return;
   }
   if (!room.left.empty()) {
-    room.failure = room.has_left(room.left.front());
-    room.changed.notify_all();
+    room.fail_locked(room.has_left(room.left.front()), sequence);
     throw why_ended_locked(room);
   }
   const uint64_t before = room.performed;
-  while (room.performed == before && !room.failure) {
-    if (!room.changed.wait_until(room.mutex, call.deadline) && room.performed == before &&
-        !room.failure) {
-      room.failure = missing_locked(room, call, begun);
-      room.changed.notify_all();
-    }
+  const auto is_open = [&]() FARSPAN_REQUIRES(room.mutex) {
+    return room.performed == before && !room.has_failed_locked(sequence);
+  };
+  while (is_open()) {
+    if (room.changed.wait_until(room.mutex, call.deadline) || !is_open()) continue;
+    room.fail_locked(missing_locked(room, call, begun), sequence);
   }
   // What was performed is done, whatever has failed since.
   if (room.performed == before) throw why_ended_locked(room);
@@ -289,13 +312,6 @@ Future<int> FakeBackend::recv(const Message& message, Block data) {
   return Future<int>(receive);
 }
 
-namespace {
-Error gone(int rank) {
-  return Error(Code::kDisconnected, "rank " + std::to_string(rank) + " is gone")
-      .worker("rank " + std::to_string(rank));
-}
-}  // namespace
-
 Fabric::Fabric(int ranks) : ranks_(ranks), dead_(static_cast<size_t>(ranks)) {}
 
 std::shared_ptr<Fabric> Fabric::make(int ranks) {
@@ -314,7 +330,7 @@ std::shared_ptr<Room> Fabric::room(const GroupSpec& spec) {
       if (dead_[static_cast<size_t>(rank)]) dead = rank;
     }
   }
-  if (dead) room->fail(gone(*dead));
+  if (dead) room->lose(*dead);
   return room;
 }
 
@@ -327,7 +343,7 @@ void Fabric::kill(int rank) {
   }
   for (const auto& room : rooms) {
     if (std::find(room->ranks.begin(), room->ranks.end(), rank) != room->ranks.end()) {
-      room->fail(gone(rank));
+      room->lose(rank);
     }
   }
 }

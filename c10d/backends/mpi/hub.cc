@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/late.h>
-#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/backends/mpi/pause.h>
 #include <farspan/c10d/base/log.h>

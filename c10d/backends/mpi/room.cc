@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <farspan/c10d/backends/left.h>
+#include <farspan/c10d/backends/absence.h>
 
 namespace farspan::dist::mpi {
 
@@ -26,9 +26,7 @@ std::string Room::name_of(int rank) const {
   return "rank " + std::to_string(place < spec.ranks.size() ? spec.ranks[place] : rank);
 }
 
-Error Room::has_left(int rank) const {
-  return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
-}
+Error Room::has_left(int rank) const { return left_error(name_of(rank)); }
 
 std::optional<Error> Room::why_none(int rank) const {
   if (is_left) return left_error();

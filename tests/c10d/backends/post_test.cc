@@ -276,6 +276,11 @@ TEST_P(Posts, WhoIsGoneEndsWhatNeedsHim) {
     const auto sent = job[2]->send(message(0), block_of(bytes));
     EXPECT_EQ(from_other.wait(), 2);
     sent.wait();
+    // From anyone: he has been told of.
+    const auto from_any_left = job[0]->recv(message(-1, 5), block_of(places[1]));
+    const auto sent_to_any = job[2]->send(message(0, 5), block_of(bytes));
+    EXPECT_EQ(from_any_left.wait(), 2);
+    sent_to_any.wait();
   }
 }
 

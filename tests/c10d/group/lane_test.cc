@@ -1,6 +1,7 @@
 // The rule under test: c10d/group/README.md, "How a call goes", 2.
 #include <farspan/c10d/group/lane.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,14 +15,18 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::code_of;
+using testing::error_of;
 
 class Note final : public Lane::Task {
  public:
-  Note(std::shared_ptr<Lane> lane, std::function<void(uint64_t)> body)
-      : Task(std::move(lane)), body_(std::move(body)) {}
+  Note(std::shared_ptr<Lane> lane, std::function<void(uint64_t)> body, Deadline deadline)
+      : Task(std::move(lane), deadline), body_(std::move(body)) {}
   void run(uint64_t sequence) noexcept override { body_(sequence); }
   void complete() noexcept override { set_value(-1); }
   void reject() noexcept override { set_error(Error(Code::kShutdown, "rejected")); }
+  void expire(uint64_t sequence) noexcept override {
+    set_error(Error(Code::kTimeout, "call " + std::to_string(sequence)));
+  }
 
  private:
   const std::function<void(uint64_t)> body_;
@@ -31,8 +36,9 @@ class LaneTest : public ::testing::Test {
  protected:
   void TearDown() override { lane_->stop(); }
 
-  Future<int> post(std::function<void(uint64_t)> body, bool here = false) {
-    auto task = std::make_shared<Note>(lane_, std::move(body));
+  Future<int> post(std::function<void(uint64_t)> body, bool here = false,
+                   Deadline deadline = Deadline::never()) {
+    auto task = std::make_shared<Note>(lane_, std::move(body), deadline);
     const Future<int> future(task);
     lane_->post(std::move(task), here);
     return future;
@@ -122,6 +128,35 @@ TEST_F(LaneTest, AWaitWithATimeoutReturnsInTime) {
   EXPECT_EQ(code_of([&] { slow.wait(20ms); }), Code::kTimeout);
   go = true;
   slow.wait();
+}
+
+TEST_F(LaneTest, WhoseTimeIsOverBeforeItsTurnEndsInTime) {
+  std::atomic<bool> go{false};
+  // Whoever waited for the second would be in the first one, if he helped with that.
+  const auto slow = post([&](uint64_t) {
+    while (!go) std::this_thread::yield();
+  });
+  const auto never = [](uint64_t) { ADD_FAILURE() << "ran"; };
+  const auto short_one = post(never, false, Deadline::after(20ms));
+  const auto unwaited = post(never, false, Deadline::after(20ms));
+  EXPECT_THAT(error_of([&] { short_one.wait(); }).what(), ::testing::HasSubstr("call 2"));
+  EXPECT_FALSE(slow.ready());
+  EXPECT_FALSE(unwaited.ready());
+  go = true;
+  EXPECT_EQ(code_of([&] { unwaited.wait_for(30s), unwaited.value(); }), Code::kTimeout);
+  slow.wait();
+  post([](uint64_t) {}).wait();
+}
+
+TEST_F(LaneTest, WhoWaitsTakesWhatHasMoreTimeWhereTheThreadIsInACallback) {
+  std::atomic<bool> done{false};
+  const auto first = post([](uint64_t) {});
+  first.on_ready([&] {
+    post([](uint64_t) {});
+    post([](uint64_t) {}, false, Deadline::after(60s)).wait();
+    done = true;
+  });
+  while (!done) std::this_thread::yield();
 }
 
 TEST_F(LaneTest, StoppingRejectsWhatHasNotBegun) {

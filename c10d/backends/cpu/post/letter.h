@@ -27,7 +27,7 @@ struct Letter {
     kAskWaits = 8,  // for whom the other end waits in the group's collectives
     // Answers:
     kAccept = 16,   // of an offer
-    kRefuse = 17,   // of an offer; `bytes` of text say why, `count` is the Code
+    kRefuse = 17,   // of an offer; a ToldError says why
     kClaimed = 18,  // messages of so many bytes (`count`) have been asked for
     kTaken = 19,    // of an offer, whose bytes have been read where they lay
     kWaits = 20,    // of kAskWaits, with its `offer`: for `from`, in the default group, or nobody;

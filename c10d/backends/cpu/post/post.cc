@@ -6,8 +6,8 @@
 #include <random>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/cpu/post/waiting.h>
-#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
 #include <farspan/c10d/transport/tcp/tcp_transport.h>
@@ -80,9 +80,7 @@ void Post::open(PostWorld world) {
 
 const std::string& Post::name_of(int rank) const { return world_.names[static_cast<size_t>(rank)]; }
 
-Error Post::gone(int rank) const {
-  return Error(Code::kDisconnected, name_of(rank) + " is gone").worker(name_of(rank));
-}
+Error Post::gone(int rank) const { return gone_error(name_of(rank)); }
 
 void Post::add_visitor(std::unique_ptr<transport::Stream> stream) {
   const auto line = std::make_shared<Line>(*reactor_, weak_from_this(), false);
@@ -297,6 +295,7 @@ Future<int> Post::recv(uint64_t group, const GroupSpec& spec, const Message& mes
     } else if (auto why = why_none_locked(group, *receive)) {
       box.inbox.withdraw(*receive);
       doing.endings.push_back({receive, -1, std::move(why)});
+      if (message.peer < 0) note_told_locked(box);
     } else {
       look_soon_locked();
     }
@@ -327,11 +326,7 @@ void Post::match_locked(Inbox::Arrived message, const std::shared_ptr<Receive>& 
     if (own) {
       doing.endings.push_back({own, -1, mismatch});
     } else if (content.offer != 0) {
-      Letter letter;
-      letter.kind = Letter::kRefuse;
-      letter.offer = content.offer;
-      letter.count = static_cast<uint64_t>(mismatch->code());
-      doing.replies.push_back({content.line, letter, mismatch->message()});
+      doing.replies.push_back(refusal_of(content.line, content.offer, *mismatch));
     }
     doing.endings.push_back({receive, -1, std::move(mismatch)});
   } else if (own) {
@@ -400,12 +395,14 @@ Post::Box& Post::box_locked(uint64_t group, const GroupSpec& spec) {
 
 std::optional<Error> Post::why_unsent_locked(uint64_t group, const GroupSpec& spec,
                                              int place) const {
-  const int rank = spec.ranks[static_cast<size_t>(place)];
   if (auto why = why_ended_locked(group)) return why;
-  if (gone_.contains(rank)) return gone(rank);
+  const int rank = spec.ranks[static_cast<size_t>(place)];
   const auto box = boxes_.find(group);
-  if (box == boxes_.end() || !box->second.left.contains(place)) return std::nullopt;
-  return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
+  if (box == boxes_.end() || box->second.ranks.empty()) {
+    return gone_.contains(rank) ? std::optional(gone(rank)) : std::nullopt;
+  }
+  if (!is_absent_locked(box->second, place)) return std::nullopt;
+  return absent_locked(box->second, place);
 }
 
 std::optional<Error> Post::why_ended_locked(uint64_t group) const {
@@ -417,24 +414,45 @@ std::optional<Error> Post::why_ended_locked(uint64_t group) const {
   return failed->second;
 }
 
+bool Post::is_absent_locked(const Box& box, int place) const {
+  return box.left.contains(place) || gone_.contains(box.ranks[static_cast<size_t>(place)]);
+}
+
+// That it has left says more than that its process is gone since.
+Error Post::absent_locked(const Box& box, int place) const {
+  const int rank = box.ranks[static_cast<size_t>(place)];
+  if (!box.left.contains(place)) return gone(rank);
+  return left_error(name_of(rank));
+}
+
 // Why nothing more can come for it.
 std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receive) const {
   if (auto why = why_ended_locked(group)) return why;
   const Box& box = boxes_.at(group);
-  const auto is_left = [&](int place) { return box.left.contains(place); };
-  if (receive.wanted.peer >= 0) {
-    const int rank = box.ranks[static_cast<size_t>(receive.wanted.peer)];
-    if (gone_.contains(rank)) return gone(rank);
-    if (!is_left(receive.wanted.peer)) return std::nullopt;
-    return Error(Code::kDisconnected, name_of(rank) + " has left the group").worker(name_of(rank));
+  const int from = receive.wanted.peer;
+  if (from >= 0) {
+    return is_absent_locked(box, from) ? std::optional(absent_locked(box, from)) : std::nullopt;
   }
-  size_t left = 0;
+  if (const auto place = untold_death_locked(box)) return absent_locked(box, *place);
+  size_t absent = 0;
   for (size_t place = 0; place < box.ranks.size(); ++place) {
-    if (gone_.contains(box.ranks[place])) return gone(box.ranks[place]);
-    left += is_left(static_cast<int>(place)) ? 1 : 0;
+    absent += is_absent_locked(box, static_cast<int>(place)) ? 1 : 0;
   }
-  if (left == 0 || left + 1 < box.ranks.size()) return std::nullopt;
+  if (absent == 0 || absent + 1 < box.ranks.size()) return std::nullopt;
   return Error(Code::kDisconnected, "all other ranks have left the group");
+}
+
+std::optional<int> Post::untold_death_locked(const Box& box) const {
+  for (size_t at = 0; at < box.ranks.size(); ++at) {
+    const auto place = static_cast<int>(at);
+    if (!gone_.contains(box.ranks[at]) || box.left.contains(place)) continue;
+    if (!box.told.contains(place)) return place;
+  }
+  return std::nullopt;
+}
+
+void Post::note_told_locked(Box& box) {
+  if (const auto place = untold_death_locked(box)) box.told.insert(*place);
 }
 
 }  // namespace farspan::dist::cpu

@@ -121,6 +121,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
     std::vector<int> ranks;  // empty: messages have come, and this rank has not used it yet
     std::set<int> left;      // who has left it, by rank in the group
     std::set<int> asked;     // who would have told that
+    std::set<int> told;      // whose death a receive from anyone has ended with
   };
   // What follows from what was decided under the lock, and is done without it.
   struct Doing {
@@ -175,6 +176,12 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   std::optional<Error> why_ended_locked(uint64_t group) const FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_none_locked(uint64_t group, const Receive& receive) const
       FARSPAN_REQUIRES(mutex_);
+  // Who died and ends receives from anyone: those that wait, or else the next one. Later ones go on
+  // with who is left.
+  std::optional<int> untold_death_locked(const Box& box) const FARSPAN_REQUIRES(mutex_);
+  void note_told_locked(Box& box) FARSPAN_REQUIRES(mutex_);
+  bool is_absent_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
+  Error absent_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
       FARSPAN_REQUIRES(mutex_);
   // An eager message of so many bytes has left the inbox, and counts no more.

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/post/waiting.h>
-#include <farspan/c10d/backends/left.h>
 #include <farspan/c10d/backends/messages/told_error.h>
 #include <farspan/c10d/base/log.h>
 
@@ -68,12 +68,15 @@ void Post::look_at_suspect(int rank, Deadline deadline) noexcept {
 void Post::end_hopeless_locked(uint64_t group, Doing& doing) {
   Box& box = boxes_.at(group);
   if (box.ranks.empty()) return;
+  bool some_from_anyone = false;
   for (auto& receive : box.inbox.posted()) {
     auto why = why_none_locked(group, *receive);
     if (!why) continue;
+    some_from_anyone |= receive->wanted.peer < 0;
     box.inbox.withdraw(*receive);
     doing.endings.push_back({std::move(receive), -1, std::move(why)});
   }
+  if (some_from_anyone) note_told_locked(box);
 }
 
 void Post::fail(uint64_t group, const Error& why) noexcept {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/messages/told_error.h>
 
@@ -11,10 +12,6 @@ namespace {
 
 messages::Envelope envelope_of(const Letter& letter) {
   return {letter.from, letter.tag, static_cast<DType>(letter.type), letter.count};
-}
-
-std::string text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 }  // namespace
@@ -124,16 +121,13 @@ void Post::write_accepted(const std::shared_ptr<Sending>& sending) {
   for (const auto& one : lines) one->tell_news();
 }
 
-Error Post::has_left() const {
-  return Error(Code::kDisconnected, name_of(world_.rank) + " has left the group");
-}
+Error Post::has_left() const { return left_error(name_of(world_.rank)); }
 
 Post::Doing::Reply Post::refusal_of(std::shared_ptr<Line> line, uint64_t offer, const Error& why) {
   Letter letter;
   letter.kind = Letter::kRefuse;
   letter.offer = offer;
-  letter.count = static_cast<uint64_t>(why.code());
-  return {std::move(line), letter, why.message()};
+  return {std::move(line), letter, messages::ToldError::of(why).text()};
 }
 
 void Post::message_came(Line& line, const Letter& letter, std::span<const std::byte> rest,
@@ -276,8 +270,7 @@ void Post::refused(const Line& line, const Letter& letter, std::span<const std::
   check_answer(line, *found->second);
   for (const auto& one : all_lines_locked(line.peer())) one->give_up(*found->second);
   const std::string to = name_of(found->second->rank);
-  const Code code = code_from_wire(static_cast<uint16_t>(letter.count));
-  doing.endings.push_back({found->second, -1, Error(code, text_of(text)).worker(to)});
+  doing.endings.push_back({found->second, -1, messages::ToldError::from(text).worker(to)});
   offers_.erase(found);
 }
 
