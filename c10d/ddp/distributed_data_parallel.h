@@ -111,9 +111,9 @@ struct ContainedModule<T> {
 //   Net  a module (class Net : torch::nn::Module), or a holder of one (torch::nn::Linear)
 //
 // At construction all ranks compare what they have, and rank 0's parameters and buffers come to
-// all. A forward pass and the backward pass that follows it are collective: all ranks run as many.
-// Each gradient is the sum of those of the ranks, in their order, divided by their number; the same
-// bits on all ranks.
+// all. What one rank has to refuse all refuse, and name that rank. A forward pass and the backward
+// pass that follows it are collective: all ranks run as many. Each gradient is the sum of those of
+// the ranks, in their order, divided by their number; the same bits on all ranks.
 //
 // Errors come out of forward() and backward(), and name the module: kInvalidArgument (names
 // parameters and says what to set), and those of collectives: kDisconnected, or kTimeout and
@@ -127,8 +127,9 @@ class DistributedDataParallel : public detail::DataParallelModule {
  public:
   using Contained = typename detail::ContainedModule<Net>::type;
 
-  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU, no
-  //           such group), kShapeMismatch (the ranks' modules or options differ: names how)
+  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU or
+  //           has elements that share memory, no such group), kShapeMismatch (the ranks' modules
+  //           or options differ: names how)
   explicit DistributedDataParallel(std::shared_ptr<Contained> module,
                                    const DdpOptions& options = {})
       : DataParallelModule(module, options), module_(std::move(module)) {}

@@ -31,8 +31,8 @@ namespace farspan::dist {
 // Lifetime:  shared by its DistributedDataParallel and a backward pass that runs.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // Compares and synchronises the ranks' modules.
-  static std::shared_ptr<Reducer> make(ModuleState state, const DdpOptions& options);
+  // Compares and synchronises the ranks' modules. What fails here fails on all ranks.
+  static std::shared_ptr<Reducer> make(const torch::nn::Module* module, const DdpOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -73,7 +73,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     BucketResult result;         // when it is under way
   };
 
-  Reducer(ModuleState state, const DdpOptions& options);
+  Reducer(ModuleState state, const DdpOptions& options, Group group);
   void hook(size_t parameter);
   void give_way() noexcept;
   void follow_parameters();
@@ -84,7 +84,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void fail(const Error& error) noexcept;
   // The same of DDP, for users that have not called any collective.
   //   part  of it, as ", communication hook"
-  Error named(Error error, const std::string& part = {}) const;
+  Error named(const Error& error, const std::string& part = {}) const;
   template <class Fn>
   void guarded(Fn&& fn);
   template <class Fn>
