@@ -119,7 +119,11 @@ struct ContainedModule<T> {
 // parameters and says what to set), and those of collectives: kDisconnected, or kTimeout and
 // kShapeMismatch where ranks run other passes. After one it is of no use, on all ranks; ranks that
 // go on can make a new_group() and a new DistributedDataParallel of the same module, also while
-// this one lives. As long as it has not failed it must go first: there is one at a time.
+// this one lives.
+//
+// A parameter has one at a time: as long as one lives that has not failed, another one of the same
+// module, or of a module that shares a parameter with it, is refused on all ranks. Both would take
+// each other's averages for gradients.
 //
 // Threading: one thread at a time. Lifetime: longer than the backward passes of its forward passes.
 template <class Net>
@@ -127,9 +131,9 @@ class DistributedDataParallel : public detail::DataParallelModule {
  public:
   using Contained = typename detail::ContainedModule<Net>::type;
 
-  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU or
-  //           has elements that share memory, no such group), kShapeMismatch (the ranks' modules
-  //           or options differ: names how)
+  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU, has
+  //           elements that share memory, or is another DistributedDataParallel's; no such group),
+  //           kShapeMismatch (the ranks' modules or options differ: names how)
   explicit DistributedDataParallel(std::shared_ptr<Contained> module,
                                    const DdpOptions& options = {})
       : DataParallelModule(module, options), module_(std::move(module)) {}

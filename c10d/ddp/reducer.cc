@@ -78,7 +78,9 @@ std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module* module, const Dd
           .operation("DistributedDataParallel")
           .advice("make the module first: std::make_shared<Net>()");
     }
-    return read_module(*module, options);
+    ModuleState state = read_module(*module, options);
+    check_free(state);
+    return state;
   };
   ModuleState state = [&] {
     try {
@@ -128,14 +130,34 @@ Reducer::~Reducer() {
 void Reducer::hook(size_t parameter) {
   const auto& node = accumulators_.nodes()[parameter];
   for (const auto& one : node->post_hooks()) {
-    if (const auto* hook = dynamic_cast<GradientHook*>(one.get())) hook->reducer().give_way();
+    // One that has failed goes on with nothing: its parameters are another's from now on.
+    if (const auto* hook = dynamic_cast<GradientHook*>(one.get())) {
+      hook->reducer().has_given_way_ = hook->reducer().has_failed();
+    }
   }
   const auto key = node->add_post_hook(std::make_unique<GradientHook>(*this, parameter));
   hooked_.push_back({node, key});
 }
 
-// Another reducer has come to its parameters. After a failure that one goes on with them.
-void Reducer::give_way() noexcept { has_given_way_ = failure_ || backward_failed_.load(); }
+bool Reducer::has_failed() const {
+  return failure_ || backward_failed_.load(std::memory_order_acquire) || group_->failure();
+}
+
+// Two reducers would each take the other's average for a gradient.
+void Reducer::check_free(const ModuleState& state) {
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    const auto node = torch::autograd::impl::grad_accumulator(state.parameters[i]);
+    for (const auto& one : node->post_hooks()) {
+      const auto* hook = dynamic_cast<GradientHook*>(one.get());
+      if (!hook || hook->reducer().has_failed()) continue;
+      throw Error(Code::kInvalidArgument,
+                  "'" + state.names[i] +
+                      "' is a parameter of another DistributedDataParallel, of " +
+                      hook->reducer().state_.type)
+          .advice("destroy that one first, or wrap one module that holds all that learns");
+    }
+  }
+}
 
 // torch::load() gives a parameter another tensor's memory in place, and with that another node that
 // takes its gradient. Graphs of before keep theirs, hooked.

@@ -74,8 +74,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   Reducer(ModuleState state, const DdpOptions& options, Group group);
+  static void check_free(const ModuleState& state);
   void hook(size_t parameter);
-  void give_way() noexcept;
+  bool has_failed() const;
   void follow_parameters();
   void make_slots();
 

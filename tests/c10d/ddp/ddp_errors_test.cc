@@ -158,6 +158,47 @@ TEST_P(DdpErrors, WhatOneRankThrowsWhileParametersComeEndsTheOthersToo) {
   });
 }
 
+TEST_P(DdpErrors, ASecondOneOfParametersThatHaveOneIsRefusedOnAllRanks) {
+  struct Both : torch::nn::Module {
+    explicit Both(const std::shared_ptr<TwoLayers>& net) {
+      shared = register_module("shared", net);
+      own = register_module("own", torch::nn::Linear(3, 2));
+    }
+    Tensor forward(const Tensor& x) { return own->forward(shared->forward(x)); }
+    std::shared_ptr<TwoLayers> shared;
+    torch::nn::Linear own{nullptr};
+  };
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<TwoLayers>(), 3);
+    auto ddp = std::make_unique<Ddp<TwoLayers>>(net);
+    const auto expect_refused = [&](const std::function<void()>& make, const std::string& name) {
+      const Error error = error_of(make);
+      EXPECT_EQ(error.code(), Code::kInvalidArgument);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(name + " is a parameter of another "
+                                                       "DistributedDataParallel, of "),
+                                      HasSubstr("destroy that one first")));
+    };
+    expect_refused([&] { make_ddp(net); }, "'first.weight'");
+    expect_refused([&] { make_ddp(std::make_shared<Both>(net)); }, "'shared.first.weight'");
+    // Where only one rank's module has another.
+    const auto other = seeded(std::make_shared<TwoLayers>(), 4);
+    expect_refused([&] { make_ddp(rank == 1 ? net : other); },
+                   rank == 1 ? "'first.weight'" : "rank 1: 'first.weight'");
+    // Expect: the first one has not noticed.
+    const auto train = [&] {
+      const Tensors expected =
+          averaged(2, *net, [&](int one) { return net->forward(input_of(one)).sum(); });
+      drop_gradients(*net);
+      (*ddp)(input_of(rank)).sum().backward();
+      expect_equal(gradients_of(*net), expected, "of the one that lives");
+    };
+    train();
+    ddp.reset();
+    ddp = std::make_unique<Ddp<TwoLayers>>(net);
+    train();
+  });
+}
+
 TEST_P(DdpErrors, AParameterThatIsConvertedOrReshapedLaterIsNamed) {
   const auto expect_refused = [&](const std::function<void(TwoLayers&)>& change,
                                   const std::string& what) {
