@@ -113,7 +113,8 @@ struct ContainedModule<T> {
 // At construction all ranks compare what they have, and rank 0's parameters and buffers come to
 // all. What one rank has to refuse all refuse, and name that rank. A forward pass and the backward
 // pass that follows it are collective: all ranks run as many. Each gradient is the sum of those of
-// the ranks, in their order, divided by their number; the same bits on all ranks.
+// the ranks, in their order, divided by their number; the same bits on all ranks. Passes of
+// torch::autograd::grad() give nothing to .grad: they stay on their rank, and do not count.
 //
 // Errors come out of forward() and backward(), and name the module: kInvalidArgument (names
 // parameters and says what to set), and those of collectives: kDisconnected, or kTimeout and

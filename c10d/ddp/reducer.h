@@ -97,9 +97,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cc: in hooks.
   void gradient_came(size_t parameter);
   void backward_begins();
+  bool accumulates() const;
   void watch_backward();
   void enter_pass();
   void backward_ended();
+  bool has_come_to_the_end() const;
   void backward_failed() noexcept;
   [[noreturn]] void refuse_gradient(size_t parameter, ReductionProgress::Arrival arrival) const;
   void put(size_t parameter);
