@@ -3,21 +3,10 @@
 #include <farspan/c10d/ddp/reducer.h>
 
 namespace farspan::dist::detail {
-namespace {
-
-const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
-  if (module) return *module;
-  throw Error(Code::kInvalidArgument, "the module is null")
-      .operation("DistributedDataParallel")
-      .advice("make the module first: std::make_shared<Net>()");
-}
-
-}  // namespace
 
 DataParallelModule::DataParallelModule(const std::shared_ptr<torch::nn::Module>& module,
                                        const DdpOptions& options)
-    : torch::nn::Module("DistributedDataParallel"),
-      reducer_(Reducer::make(read_module(checked(module), options), options)) {
+    : torch::nn::Module("DistributedDataParallel"), reducer_(Reducer::make(module.get(), options)) {
   register_module("module", module);
 }
 

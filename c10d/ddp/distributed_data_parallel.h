@@ -111,15 +111,20 @@ struct ContainedModule<T> {
 //   Net  a module (class Net : torch::nn::Module), or a holder of one (torch::nn::Linear)
 //
 // At construction all ranks compare what they have, and rank 0's parameters and buffers come to
-// all. A forward pass and the backward pass that follows it are collective: all ranks run as many.
-// Each gradient is the sum of those of the ranks, in their order, divided by their number; the same
-// bits on all ranks.
+// all. What one rank has to refuse all refuse, and name that rank. A forward pass and the backward
+// pass that follows it are collective: all ranks run as many. Each gradient is the sum of those of
+// the ranks, in their order, divided by their number; the same bits on all ranks. Passes of
+// torch::autograd::grad() give nothing to .grad: they stay on their rank, and do not count.
 //
 // Errors come out of forward() and backward(), and name the module: kInvalidArgument (names
 // parameters and says what to set), and those of collectives: kDisconnected, or kTimeout and
 // kShapeMismatch where ranks run other passes. After one it is of no use, on all ranks; ranks that
 // go on can make a new_group() and a new DistributedDataParallel of the same module, also while
-// this one lives. As long as it has not failed it must go first: there is one at a time.
+// this one lives.
+//
+// A parameter has one at a time: as long as one lives that has not failed, another one of the same
+// module, or of a module that shares a parameter with it, is refused on all ranks. Both would take
+// each other's averages for gradients.
 //
 // Threading: one thread at a time. Lifetime: longer than the backward passes of its forward passes.
 template <class Net>
@@ -127,8 +132,9 @@ class DistributedDataParallel : public detail::DataParallelModule {
  public:
   using Contained = typename detail::ContainedModule<Net>::type;
 
-  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU, no
-  //           such group), kShapeMismatch (the ranks' modules or options differ: names how)
+  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU, has
+  //           elements that share memory, or is another DistributedDataParallel's; no such group),
+  //           kShapeMismatch (the ranks' modules or options differ: names how)
   explicit DistributedDataParallel(std::shared_ptr<Contained> module,
                                    const DdpOptions& options = {})
       : DataParallelModule(module, options), module_(std::move(module)) {}

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace farspan::dist {
@@ -51,5 +52,14 @@ bool Accumulators::mark_reached(const std::vector<at::Tensor>& outputs,
   }
   return whole;
 }
+
+bool runs_in_this_pass(const Node& node) {
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (!chosen || chosen->empty()) return true;  // whatever the graph leads to
+  const auto found = chosen->find(const_cast<Node*>(&node));
+  return found != chosen->end() && found->second.needed_;  // not only captured
+}
+
+bool ends_inside_another_pass() { return torch::autograd::get_current_node() != nullptr; }
 
 }  // namespace farspan::dist

@@ -1,6 +1,6 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Which parameters a backward pass from some tensors will reach.
+// Which parameters a backward pass from some tensors will reach, and which pass this is.
 #pragma once
 
 #include <memory>
@@ -34,5 +34,14 @@ class Accumulators {
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;  // kept, so that their hooks are
   std::unordered_map<const torch::autograd::Node*, size_t> index_;
 };
+
+// Of the backward pass that this thread runs, the innermost: whether it runs `node` once it comes
+// there. torch::autograd::grad() takes gradients on their way and gives none to accumulators;
+// backward() with inputs gives them to those inputs' only.
+bool runs_in_this_pass(const torch::autograd::Node& node);
+
+// The pass whose end this is runs inside a node of another one (checkpoint). For what runs at a
+// pass's end, in a pass that lies less than 60 deep.
+bool ends_inside_another_pass();
 
 }  // namespace farspan::dist

@@ -2,22 +2,33 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <farspan/c10d/group/collectives.h>
 #include <farspan/c10d/group/values.h>
+#include <farspan/c10d/values/codec_struct.h>
 
 namespace farspan::dist {
 namespace {
 
 using at::Tensor;
+
+// What ranks tell each other at construction.
+struct RankModule {
+  uint16_t refusal = 0;  // the Code
+  std::string message, advice;
+  std::vector<std::string> lines;  // what must be the same
+};
+FARSPAN_STRUCT(RankModule, refusal, message, advice, lines);
 
 constexpr size_t kPackedBytes = size_t{256} << 10;  // larger ones travel alone, without a copy
 constexpr size_t kNamed = 8;                        // parameters in an error
@@ -53,12 +64,26 @@ void check_names(const torch::nn::Module& module, const std::vector<std::string>
   }
 }
 
+bool has_elements_that_share_memory(const Tensor& tensor) {
+  const at::MemOverlap overlap = at::has_internal_overlap(tensor);
+  if (overlap != at::MemOverlap::TooHard) return overlap == at::MemOverlap::Yes;
+  int64_t places = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) places += (tensor.size(i) - 1) * tensor.stride(i);
+  const Tensor place = at::arange(places, at::kLong).as_strided(tensor.sizes(), tensor.strides());
+  return std::get<0>(at::_unique(place)).numel() < tensor.numel();
+}
+
 void check_usable(const Tensor& tensor, const std::string& name) {
   if (!tensor.defined()) refuse("'" + name + "' is not defined", "initialise it first");
-  if (tensor.is_cpu() && tensor.layout() == at::kStrided) return;
-  std::ostringstream what;
-  what << "'" << name << "' is " << tensor.layout() << " on " << tensor.device();
-  refuse(what.str(), "DistributedDataParallel takes strided tensors on the CPU");
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
+    std::ostringstream what;
+    what << "'" << name << "' is " << tensor.layout() << " on " << tensor.device();
+    refuse(what.str(), "DistributedDataParallel takes strided tensors on the CPU");
+  }
+  if (has_elements_that_share_memory(tensor)) {
+    refuse("'" + name + "' has elements that share memory, which cannot be written each by itself",
+           "an expanded tensor has too few of its own: register a clone() of it");
+  }
 }
 
 std::string describe(const Tensor& tensor, const std::string& name, bool sparse) {
@@ -76,6 +101,35 @@ std::string describe(const DdpOptions& options) {
        << ", broadcast_buffers " << options.broadcast_buffers << ", init_sync "
        << options.init_sync;
   return text.str();
+}
+
+std::vector<std::string> lines_of(const ModuleState& state, const DdpOptions& options) {
+  std::vector<std::string> lines{describe(options)};
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    lines.push_back(describe(state.parameters[i], state.names[i], state.sparse[i]));
+  }
+  lines.push_back("buffers and frozen parameters: " +
+                  std::to_string(state.frozen.size() + state.buffers.size()));
+  return lines;
+}
+
+void check_same(const std::vector<RankModule>& all) {
+  const auto differ = [&](size_t rank, const std::string& here, const std::string& there) {
+    throw Error(Code::kShapeMismatch,
+                "rank " + std::to_string(rank) + " has " + here + ", and rank 0 has " + there)
+        .advice("build the same module, with the same options, on all ranks");
+  };
+  const std::vector<std::string>& first = all.front().lines;
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const std::vector<std::string>& its = all[rank].lines;
+    if (its.size() != first.size()) {
+      differ(rank, std::to_string(its.size() - 2) + " parameters",
+             std::to_string(first.size() - 2));
+    }
+    for (size_t line = 0; line < its.size(); ++line) {
+      if (its[line] != first[line]) differ(rank, its[line], first[line]);
+    }
+  }
 }
 
 void follow_memory(const std::vector<Tensor>& own, std::vector<Tensor>& memory) {
@@ -196,33 +250,30 @@ ModuleState read_module(const torch::nn::Module& module, const DdpOptions& optio
   return state;
 }
 
-void check_same_on_all_ranks(const ModuleState& state, const DdpOptions& options,
-                             const Group& group) {
-  std::vector<std::string> lines{describe(options)};
-  for (size_t i = 0; i < state.parameters.size(); ++i) {
-    lines.push_back(describe(state.parameters[i], state.names[i], state.sparse[i]));
+ModuleState read_on_all_ranks(const std::function<ModuleState()>& read, const DdpOptions& options,
+                              const Group& group) {
+  std::optional<Error> refusal;
+  ModuleState state;
+  RankModule own;
+  try {
+    state = read();
+    own.lines = lines_of(state, options);
+  } catch (...) {
+    refusal = to_error(std::current_exception());
+    own = {static_cast<uint16_t>(refusal->code()), refusal->message(), refusal->advice(), {}};
   }
-  lines.push_back("buffers and frozen parameters: " +
-                  std::to_string(state.frozen.size() + state.buffers.size()));
   CollectiveOptions with;
   with.group = group;
-  const auto all = all_gather_value(lines, with);
-  const auto differ = [&](size_t rank, const std::string& here, const std::string& there) {
-    throw Error(Code::kShapeMismatch,
-                "rank " + std::to_string(rank) + " has " + here + ", and rank 0 has " + there)
-        .operation("DistributedDataParallel of " + state.type)
-        .advice("build the same module, with the same options, on all ranks");
-  };
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    const size_t lines_here = std::min(all[rank].size(), all[0].size());
-    if (all[rank].size() != all[0].size()) {
-      differ(rank, std::to_string(all[rank].size() - 2) + " parameters",
-             std::to_string(all[0].size() - 2));
-    }
-    for (size_t line = 0; line < lines_here; ++line) {
-      if (all[rank][line] != all[0][line]) differ(rank, all[rank][line], all[0][line]);
-    }
+  const auto all = all_gather_value(own, with);
+  if (refusal) throw *refusal;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const RankModule& its = all[rank];
+    if (its.refusal == 0) continue;
+    throw Error(code_from_wire(its.refusal), "rank " + std::to_string(rank) + ": " + its.message)
+        .advice(its.advice);
   }
+  check_same(all);
+  return state;
 }
 
 void broadcast_tensors(const std::vector<Tensor>& tensors, int src, const Group& group) {

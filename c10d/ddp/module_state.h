@@ -3,6 +3,7 @@
 // ModuleState: the tensors of a module that data-parallel ranks keep equal.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,14 +41,18 @@ struct ModuleState {
   std::string names_of(const std::vector<size_t>& parameters) const;
 };
 
-//   throws  Error kInvalidArgument: no parameter requires a gradient, one is not on the CPU or not
-//           defined, or a name in `options` is not one of the module's
+//   throws  Error kInvalidArgument: no parameter requires a gradient, one is not on the CPU, not
+//           defined or has elements that share memory, or a name in `options` is not one of the
+//           module's
 ModuleState read_module(const torch::nn::Module& module, const DdpOptions& options);
 
-// Compares what all ranks have: number, names, dtypes, shapes and strides, and options.
-//   throws  Error kShapeMismatch, on all ranks: names the first difference
-void check_same_on_all_ranks(const ModuleState& state, const DdpOptions& options,
-                             const Group& group);
+// Reads it on all ranks, and compares what they have: number, names, dtypes, shapes and strides,
+// and options.
+//   read    gives this rank's
+//   throws  Error, on all ranks or none: what `read` throws on one of them, whose number the others
+//           name; kShapeMismatch: names the first difference
+ModuleState read_on_all_ranks(const std::function<ModuleState()>& read, const DdpOptions& options,
+                              const Group& group);
 
 // Those of rank `src`, counted in the group, come to all. Small ones go together.
 void broadcast_tensors(const std::vector<at::Tensor>& tensors, int src, const Group& group);

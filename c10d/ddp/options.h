@@ -28,8 +28,9 @@ struct DdpOptions {
   // iteration overwrites them there, also in tensors that the program has kept: clone() those.
   bool gradient_as_bucket_view = true;
 
-  // Some parameters get no gradient in some iterations. Costs a walk through the graph after each
-  // forward pass, and one more collective.
+  // Some parameters get no gradient in some iterations: outputs do not lead to them, or the
+  // backward pass leaves them out. Costs a walk through the graph after each forward pass, and one
+  // more collective.
   bool find_unused_parameters = false;
 
   // Each iteration gives each parameter as many gradients as the first one did, maybe none. Lets a

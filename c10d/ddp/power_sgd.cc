@@ -1,18 +1,25 @@
 #include <farspan/c10d/ddp/power_sgd.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+
+#include <farspan/c10d/ddp/thin_matrices.h>
 
 namespace farspan::dist {
 
 using at::Tensor;
 
 namespace {
+
+constexpr int64_t kGrain = 1 << 15;  // multiplications that are worth a thread
 
 // One gradient of a bucket that is compressed.
 struct Matrix {
@@ -31,9 +38,25 @@ struct Part {
   Tensor of;                   // the bucket: another one has other parts
 };
 
-// Orthonormal columns; those of a matrix that has fewer directions become arbitrary ones.
+// Both decide the result, so no rank may round otherwise: BLAS and LAPACK do.
 void orthogonalize(const Tensor& matrix) {
-  Tensor(matrix).copy_(std::get<0>(at::linalg_qr(matrix)));
+  AT_DISPATCH_FLOATING_TYPES(matrix.scalar_type(), "orthogonalize", [&] {
+    dist::orthogonalize(matrix.data_ptr<scalar_t>(), matrix.size(0), matrix.size(1));
+  });
+}
+
+// product [n, m] = p [n, r] times q [m, r]'
+void multiply(const Tensor& p, const Tensor& q, const Tensor& product) {
+  const int64_t n = p.size(0), r = p.size(1), m = q.size(0);
+  const Tensor rows = q.t().contiguous();
+  AT_DISPATCH_FLOATING_TYPES(product.scalar_type(), "multiply", [&] {
+    const auto *const left = p.const_data_ptr<scalar_t>(), *const right =
+                                                               rows.const_data_ptr<scalar_t>();
+    auto* const to = product.data_ptr<scalar_t>();
+    at::parallel_for(0, n, std::max<int64_t>(1, kGrain / (m * r)), [&](int64_t i, int64_t end) {
+      multiply_thin(left + i * r, right, to + i * m, end - i, r, m);
+    });
+  });
 }
 
 bool is_worth_it(const Tensor& gradient, const PowerSgdOptions& options) {
@@ -143,7 +166,7 @@ BucketResult PowerSgdHook::operator()(GradBucket& bucket) {
     }
     start_average(bucket, part.qs)();
     for (const Matrix& one : part.matrices) {
-      at::mm_out(const_cast<Tensor&>(one.gradient), one.p, one.q.t());
+      multiply(one.p, one.q, one.gradient);
     }
     int64_t done = 0;
     for (const Tensor& one : part.others) {

@@ -26,10 +26,16 @@ struct PowerSgdOptions {
 
 // A communication hook: ddp.register_comm_hook(PowerSgdHook({.rank = 2})). A gradient [n, ...] is
 // taken as a matrix [n, m] and becomes P Q', with P [n, rank] and Q [m, rank]: one step of a power
-// iteration. The results are the same bits on all ranks.
+// iteration.
+//
+// The results are the same bits on all ranks, also where processors, BLAS or numbers of threads
+// differ. What decides them is averaged, or computed from averages in one fixed order of
+// operations, without BLAS: orthonormal columns, and P Q'. Nothing more travels for that. What an
+// error feedback keeps is the rank's own.
 //
 //   memory  error_feedback: as much as the gradients, once; the thin matrices
-//   cost    P and the uncompressed tensors travel while backward runs, Q at its end
+//   cost    P and the uncompressed tensors travel while backward runs, Q at its end; three products
+//           of n m rank multiplications, P Q' with up to twice BLAS's time for ranks above 8
 //   throws  Error kInvalidArgument: a rank below 1, a start below 2
 //
 // Threading: see CommHook. Copies share what they remember; use one for one module.

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <limits>
@@ -32,6 +34,22 @@ Group own_group(const Group& group) {
   return new_group_of(parent, parent->ranks(), std::nullopt, "DDP's group");
 }
 
+// The same of DDP, for users that have not called any collective.
+Error of_type(const std::string& type, Error error, const std::string& part = {}) {
+  constexpr const char* kOwn = "DistributedDataParallel";
+  const std::string inner = error.operation();
+  if (inner.starts_with(kOwn)) return error;
+  error.operation(kOwn + (" of " + type) + part + (inner.empty() ? "" : ", its " + inner));
+  // What a collective's error comes from is often what ranks do with DDP.
+  const bool may_differ = error.code() == Code::kTimeout || error.code() == Code::kShapeMismatch ||
+                          error.message().ends_with("has left the group");
+  if (inner.empty() || !may_differ) return error;
+  return error.advice(
+      "all ranks must make it, and run as many forward and backward passes: with join() they may "
+      "have different numbers of inputs, and module() can be evaluated on one rank alone; else "
+      "look at what that rank does");
+}
+
 }  // namespace
 
 // Behind the node that accumulates a parameter's gradient.
@@ -51,21 +69,41 @@ class Reducer::GradientHook final : public torch::autograd::FunctionPostHook {
   const size_t parameter_;
 };
 
-std::shared_ptr<Reducer> Reducer::make(ModuleState state, const DdpOptions& options) {
-  const std::shared_ptr<Reducer> reducer(new Reducer(std::move(state), options));
+std::shared_ptr<Reducer> Reducer::make(const torch::nn::Module* module, const DdpOptions& options) {
+  const Group group = own_group(options.group);
+  const std::string type = module ? module->name() : "nothing";
+  const auto read = [&] {
+    if (!module) {
+      throw Error(Code::kInvalidArgument, "the module is null")
+          .operation("DistributedDataParallel")
+          .advice("make the module first: std::make_shared<Net>()");
+    }
+    ModuleState state = read_module(*module, options);
+    check_free(state);
+    return state;
+  };
+  ModuleState state = [&] {
+    try {
+      return read_on_all_ranks(read, options, group);
+    } catch (const Error& error) {
+      throw of_type(type, error);
+    }
+  }();
   try {
-    check_same_on_all_ranks(reducer->state_, options, reducer->group_);
-    if (options.init_sync) broadcast_tensors(reducer->state_.all(), 0, reducer->group_);
-  } catch (const Error& error) {
-    throw reducer->named(error);
+    const std::shared_ptr<Reducer> reducer(new Reducer(std::move(state), options, group));
+    if (options.init_sync) broadcast_tensors(reducer->state_.all(), 0, group);
+    for (size_t i = 0; i < reducer->state_.parameters.size(); ++i) reducer->hook(i);
+    return reducer;
+  } catch (...) {
+    const Error error = of_type(type, to_error(std::current_exception()));
+    group->abort(error.what());
+    throw error;
   }
-  for (size_t i = 0; i < reducer->state_.parameters.size(); ++i) reducer->hook(i);
-  return reducer;
 }
 
-Reducer::Reducer(ModuleState state, const DdpOptions& options)
+Reducer::Reducer(ModuleState state, const DdpOptions& options, Group group)
     : options_(options),
-      group_(own_group(options.group)),
+      group_(std::move(group)),
       state_(std::move(state)),
       accumulators_(state_.parameters),
       used_(state_.parameters.size(), 0),
@@ -92,14 +130,34 @@ Reducer::~Reducer() {
 void Reducer::hook(size_t parameter) {
   const auto& node = accumulators_.nodes()[parameter];
   for (const auto& one : node->post_hooks()) {
-    if (const auto* hook = dynamic_cast<GradientHook*>(one.get())) hook->reducer().give_way();
+    // One that has failed goes on with nothing: its parameters are another's from now on.
+    if (const auto* hook = dynamic_cast<GradientHook*>(one.get())) {
+      hook->reducer().has_given_way_ = hook->reducer().has_failed();
+    }
   }
   const auto key = node->add_post_hook(std::make_unique<GradientHook>(*this, parameter));
   hooked_.push_back({node, key});
 }
 
-// Another reducer has come to its parameters. After a failure that one goes on with them.
-void Reducer::give_way() noexcept { has_given_way_ = failure_ || backward_failed_.load(); }
+bool Reducer::has_failed() const {
+  return failure_ || backward_failed_.load(std::memory_order_acquire) || group_->failure();
+}
+
+// Two reducers would each take the other's average for a gradient.
+void Reducer::check_free(const ModuleState& state) {
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    const auto node = torch::autograd::impl::grad_accumulator(state.parameters[i]);
+    for (const auto& one : node->post_hooks()) {
+      const auto* hook = dynamic_cast<GradientHook*>(one.get());
+      if (!hook || hook->reducer().has_failed()) continue;
+      throw Error(Code::kInvalidArgument,
+                  "'" + state.names[i] +
+                      "' is a parameter of another DistributedDataParallel, of " +
+                      hook->reducer().state_.type)
+          .advice("destroy that one first, or wrap one module that holds all that learns");
+    }
+  }
+}
 
 // torch::load() gives a parameter another tensor's memory in place, and with that another node that
 // takes its gradient. Graphs of before keep theirs, hooked.
@@ -155,19 +213,8 @@ void Reducer::check_usable() const {
   }
 }
 
-Error Reducer::named(Error error, const std::string& part) const {
-  constexpr const char* kOwn = "DistributedDataParallel";
-  const std::string inner = error.operation();
-  if (inner.starts_with(kOwn)) return error;
-  error.operation(kOwn + (" of " + state_.type) + part + (inner.empty() ? "" : ", its " + inner));
-  // What a collective's error comes from is often what ranks do with DDP.
-  const bool may_differ = error.code() == Code::kTimeout || error.code() == Code::kShapeMismatch ||
-                          error.message().ends_with("has left the group");
-  if (inner.empty() || !may_differ) return error;
-  return error.advice(
-      "all ranks must make it, and run as many forward and backward passes: with join() they may "
-      "have different numbers of inputs, and module() can be evaluated on one rank alone; else "
-      "look at what that rank does");
+Error Reducer::named(const Error& error, const std::string& part) const {
+  return of_type(state_.type, error, part);
 }
 
 void Reducer::fail(const Error& error) noexcept {

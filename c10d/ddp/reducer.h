@@ -31,8 +31,8 @@ namespace farspan::dist {
 // Lifetime:  shared by its DistributedDataParallel and a backward pass that runs.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // Compares and synchronises the ranks' modules.
-  static std::shared_ptr<Reducer> make(ModuleState state, const DdpOptions& options);
+  // Compares and synchronises the ranks' modules. What fails here fails on all ranks.
+  static std::shared_ptr<Reducer> make(const torch::nn::Module* module, const DdpOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -73,9 +73,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     BucketResult result;         // when it is under way
   };
 
-  Reducer(ModuleState state, const DdpOptions& options);
+  Reducer(ModuleState state, const DdpOptions& options, Group group);
+  static void check_free(const ModuleState& state);
   void hook(size_t parameter);
-  void give_way() noexcept;
+  bool has_failed() const;
   void follow_parameters();
   void make_slots();
 
@@ -84,7 +85,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void fail(const Error& error) noexcept;
   // The same of DDP, for users that have not called any collective.
   //   part  of it, as ", communication hook"
-  Error named(Error error, const std::string& part = {}) const;
+  Error named(const Error& error, const std::string& part = {}) const;
   template <class Fn>
   void guarded(Fn&& fn);
   template <class Fn>
@@ -96,9 +97,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cc: in hooks.
   void gradient_came(size_t parameter);
   void backward_begins();
+  bool accumulates() const;
   void watch_backward();
   void enter_pass();
   void backward_ended();
+  bool has_come_to_the_end() const;
   void backward_failed() noexcept;
   [[noreturn]] void refuse_gradient(size_t parameter, ReductionProgress::Arrival arrival) const;
   void put(size_t parameter);

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include <farspan/c10d/ddp/backward_end.h>
 #include <farspan/c10d/group/collectives.h>
 
@@ -79,8 +81,18 @@ void Reducer::refuse_gradient(size_t parameter, Arrival arrival) const {
   throw error.operation("DistributedDataParallel of " + state_.type);
 }
 
+// Whether the pass gives any parameter its gradient. That of torch::autograd::grad() does not: what
+// it computes stays with who has asked for it, and the iteration waits for another pass.
+bool Reducer::accumulates() const {
+  return std::any_of(hooked_.begin(), hooked_.end(), [](const Hooked& one) {
+    const auto node = one.node.lock();
+    return node && runs_in_this_pass(*node);
+  });
+}
+
 void Reducer::backward_begins() {
   if (progress_.phase() != Phase::kExpecting && progress_.phase() != Phase::kReducing) return;
+  if (!accumulates()) return;
   guarded([this] {
     if (!watched_) watch_backward();
     outermost_ = true;
@@ -113,8 +125,15 @@ void Reducer::enter_pass() {
   }
 }
 
+// Whether no more gradients will come, though some are missing. A pass beside the outputs (of a
+// gradient penalty alone) is the outermost one, too; a static graph has several of those.
+bool Reducer::has_come_to_the_end() const {
+  const bool finds_unused = options_.find_unused_parameters && !options_.static_graph;
+  return outermost_ || (finds_unused && !ends_inside_another_pass());
+}
+
 void Reducer::backward_ended() {
-  const bool outermost = outermost_;
+  const bool outermost = has_come_to_the_end();
   watched_ = outermost_ = false;
   if (progress_.phase() != Phase::kReducing) return;
   guarded([&] {

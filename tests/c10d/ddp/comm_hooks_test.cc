@@ -208,6 +208,24 @@ TEST_P(CommHooks, PowerSgdOfEnoughRankIsExact) {
   });
 }
 
+// A gradient of zeros leaves no direction to begin the next iteration with.
+TEST_P(CommHooks, PowerSgdGoesOnAfterAGradientOfZeros) {
+  on_each(2, [](int) {
+    const auto net = std::make_shared<Constant>(at::IntArrayRef{16, 12});
+    Ddp<Constant> ddp(net);
+    ddp.register_comm_hook(dist::PowerSgdHook({.rank = 1, .start_iteration = 2}));
+    const Tensor gradient = at::outer(numbers({16}, 1), numbers({12}, 2));
+    gradient[0].zero_();  // nothing along the first axes
+    gradient.select(1, 0).zero_();
+    for (int step = 0; step < 5; ++step) {
+      drop_gradients(*net);
+      const Tensor own = step == 3 ? at::zeros_like(gradient) : gradient;
+      ddp(own).backward();
+      EXPECT_TRUE(at::allclose(net->weight.grad(), own, 1e-5, 1e-6)) << step;
+    }
+  });
+}
+
 TEST_P(CommHooks, PowerSgdTrainsAsWellAsFullGradients) {
   on_each(2, [](int rank) {
     const Tensor target = numbers({16, 12}, 4);

@@ -83,6 +83,122 @@ TEST_P(DdpErrors, AParameterThatIsNotOnTheCpuIsNamed) {
   });
 }
 
+// [4, 3] of the layout that it is told, as a parameter or a buffer.
+struct Laid : torch::nn::Module {
+  Laid(const Tensor& tensor, bool is_buffer) {
+    weight = register_parameter("weight", is_buffer ? at::ones({4, 3}) : tensor);
+    if (is_buffer) register_buffer("mask", tensor);
+  }
+  Tensor forward(const Tensor& x) { return at::mm(x, weight); }
+  Tensor weight;
+};
+
+TEST_P(DdpErrors, ATensorWhoseElementsShareMemoryOnOneRankIsNamedByAll) {
+  for (const bool is_buffer : {false, true}) {
+    for (const Tensor& shares :
+         {at::ones({1, 3}).expand({4, 3}), at::arange(6.0).as_strided({4, 3}, {1, 1})}) {
+      on_each(2, [&](int rank) {
+        const auto make = [&] {
+          make_ddp(
+              std::make_shared<Laid>(rank == 1 ? shares.detach() : at::ones({4, 3}), is_buffer));
+        };
+        const Error error = error_of(make);
+        EXPECT_EQ(error.code(), Code::kInvalidArgument);
+        const std::string its = is_buffer ? "'mask'" : "'weight'";
+        EXPECT_THAT(error.what(), AllOf(HasSubstr((rank == 0 ? "rank 1: " : "") + its +
+                                                  " has elements that share memory"),
+                                        HasSubstr("clone()")));
+      });
+    }
+  }
+}
+
+TEST_P(DdpErrors, TensorsWithGapsBetweenTheirElementsAreTaken) {
+  on_each(2, [](int rank) {
+    const Tensor memory = at::full({24}, rank + 1.0);
+    for (const Tensor& gaps :
+         {memory.as_strided({4, 3}, {6, 1}), memory.as_strided({4, 3}, {5, 2})}) {
+      const auto net = std::make_shared<Laid>(gaps.detach(), false);
+      Ddp<Laid> ddp(net);
+      EXPECT_TRUE(at::equal(net->weight, at::ones({4, 3}))) << "rank 0's have come";
+    }
+  });
+}
+
+TEST_P(DdpErrors, WhatOneRankRefusesOrThrowsAtConstructionAllDo) {
+  expect_construction_fails(
+      [](int rank) {
+        torch::nn::Linear net(3, 2);
+        for (Tensor& one : net->parameters()) one.requires_grad_(rank == 0);
+        make_ddp(net.ptr());
+      },
+      Code::kInvalidArgument, "no parameter of the module requires a gradient");
+  expect_construction_fails(
+      [](int rank) { make_ddp(rank == 0 ? torch::nn::Linear(3, 2).ptr() : nullptr); },
+      Code::kInvalidArgument, "the module is null");
+  // Not an Error: LibTorch's, of a parameter that is no leaf.
+  expect_construction_fails(
+      [](int rank) {
+        const Tensor leaf = at::ones({4, 3}).requires_grad_();
+        make_ddp(std::make_shared<Laid>(rank == 1 ? leaf * 2 : leaf, false));
+      },
+      Code::kInternal, "leaf");
+}
+
+TEST_P(DdpErrors, WhatOneRankThrowsWhileParametersComeEndsTheOthersToo) {
+  on_each(2, [](int rank) {
+    const auto net = std::make_shared<Laid>(at::ones({4, 3}), false);
+    if (rank == 1) net->weight.storage().unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
+    const Error error = error_of([&] {
+      Ddp<Laid> ddp(net);
+      ddp(input_of(rank)).sum().backward();
+    });
+    EXPECT_THAT(error.what(), HasSubstr("DistributedDataParallel of "));
+    EXPECT_EQ(error.code(), rank == 1 ? Code::kInternal : Code::kCancelled);
+  });
+}
+
+TEST_P(DdpErrors, ASecondOneOfParametersThatHaveOneIsRefusedOnAllRanks) {
+  struct Both : torch::nn::Module {
+    explicit Both(const std::shared_ptr<TwoLayers>& net) {
+      shared = register_module("shared", net);
+      own = register_module("own", torch::nn::Linear(3, 2));
+    }
+    Tensor forward(const Tensor& x) { return own->forward(shared->forward(x)); }
+    std::shared_ptr<TwoLayers> shared;
+    torch::nn::Linear own{nullptr};
+  };
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<TwoLayers>(), 3);
+    auto ddp = std::make_unique<Ddp<TwoLayers>>(net);
+    const auto expect_refused = [&](const std::function<void()>& make, const std::string& name) {
+      const Error error = error_of(make);
+      EXPECT_EQ(error.code(), Code::kInvalidArgument);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(name + " is a parameter of another "
+                                                       "DistributedDataParallel, of "),
+                                      HasSubstr("destroy that one first")));
+    };
+    expect_refused([&] { make_ddp(net); }, "'first.weight'");
+    expect_refused([&] { make_ddp(std::make_shared<Both>(net)); }, "'shared.first.weight'");
+    // Where only one rank's module has another.
+    const auto other = seeded(std::make_shared<TwoLayers>(), 4);
+    expect_refused([&] { make_ddp(rank == 1 ? net : other); },
+                   rank == 1 ? "'first.weight'" : "rank 1: 'first.weight'");
+    // Expect: the first one has not noticed.
+    const auto train = [&] {
+      const Tensors expected =
+          averaged(2, *net, [&](int one) { return net->forward(input_of(one)).sum(); });
+      drop_gradients(*net);
+      (*ddp)(input_of(rank)).sum().backward();
+      expect_equal(gradients_of(*net), expected, "of the one that lives");
+    };
+    train();
+    ddp.reset();
+    ddp = std::make_unique<Ddp<TwoLayers>>(net);
+    train();
+  });
+}
+
 TEST_P(DdpErrors, AParameterThatIsConvertedOrReshapedLaterIsNamed) {
   const auto expect_refused = [&](const std::function<void(TwoLayers&)>& change,
                                   const std::string& what) {

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include <farspan/c10d/ddp/power_sgd.h>
+#include <farspan/c10d/group/collectives.h>
 #include <farspan/c10d/init/init.h>
 #include <torch/optim/sgd.h>
 
@@ -103,16 +105,40 @@ int lose_a_rank() {
   return 0;
 }
 
+// Says in how many numbers this rank's compressed gradients are not those of rank 0. (Its
+// parameters might not be: optimizers round as the processor does.)
+int compress() {
+  const int rank = join_job();
+  const auto net = std::make_shared<torch::nn::LinearImpl>(96, 70);
+  Ddp<torch::nn::LinearImpl> ddp(net);
+  ddp.register_comm_hook(dist::PowerSgdHook({.rank = 4, .start_iteration = 2}));
+  int64_t differ = 0;
+  for (int step = 0; step < 6; ++step) {
+    drop_gradients(*net);
+    loss_of(ddp(numbers({8, 96}, 10 * step + rank))).backward();
+    const Tensor of_rank_0 = net->weight.grad().clone();
+    dist::broadcast(of_rank_0, 0);
+    differ += of_rank_0.ne(net->weight.grad()).sum().item<int64_t>();
+  }
+  std::printf("%lld numbers differ", static_cast<long long>(differ));
+  return 0;
+}
+
+// What each has in its environment besides.
+using MoreOf = std::function<Process::Environment(int rank)>;
+
 std::vector<Process::End> run_processes(
-    const char* role, int ranks, const dist::testing::HostOf& host_of = dist::testing::one_host) {
+    const char* role, int ranks, const dist::testing::HostOf& host_of = dist::testing::one_host,
+    const MoreOf& more_of = [](int) { return Process::Environment(); }) {
   const TemporaryFolder folder;
   std::vector<std::unique_ptr<Process>> processes;
   for (int rank = 0; rank < ranks; ++rank) {
-    processes.push_back(std::make_unique<Process>(
-        role, Process::Environment{{"WORLD_SIZE", std::to_string(ranks)},
-                                   {"RANK", std::to_string(rank)},
-                                   {"FARSPAN_HOST_ID", host_of(rank)},
-                                   {"INIT_METHOD", "file://" + folder.file("meet")}}));
+    Process::Environment environment{{"WORLD_SIZE", std::to_string(ranks)},
+                                     {"RANK", std::to_string(rank)},
+                                     {"FARSPAN_HOST_ID", host_of(rank)},
+                                     {"INIT_METHOD", "file://" + folder.file("meet")}};
+    environment.merge(more_of(rank));
+    processes.push_back(std::make_unique<Process>(role, environment));
   }
   std::vector<Process::End> ends;
   for (const auto& process : processes) ends.push_back(process->wait(60s));
@@ -138,6 +164,18 @@ TEST(DdpProcesses, OfSeveralHostsLearnTheBitsThatOneProcessDoes) {
   expect_bits_of_one_process(dist::testing::mixed_hosts);
 }
 
+// As processors of another kind would do.
+TEST(DdpProcesses, DecompressTheSameBitsThoughTheirBlasRoundsOtherwise) {
+  const auto more_of = [](int rank) {
+    if (rank != 1) return Process::Environment();
+    return Process::Environment{{"MKL_CBWR", "COMPATIBLE"}, {"ATEN_CPU_CAPABILITY", "default"}};
+  };
+  for (const Process::End& end : run_processes("compress", 2, dist::testing::one_host, more_of)) {
+    EXPECT_EQ(end.status, 0);
+    EXPECT_EQ(end.output, "0 numbers differ");
+  }
+}
+
 TEST(DdpProcesses, EndInTimeWhenOneDiesInItsBackwardPass) {
   const auto ends = run_processes("lose_a_rank", 3);
   EXPECT_EQ(ends[1].status, 128 + SIGKILL);
@@ -154,7 +192,8 @@ TEST(DdpProcesses, EndInTimeWhenOneDiesInItsBackwardPass) {
 }  // namespace farspan::testing
 
 int main(int argc, char** argv) {
-  return farspan::testing::run_tests(
-      argc, argv,
-      {{"train", farspan::testing::train}, {"lose_a_rank", farspan::testing::lose_a_rank}});
+  return farspan::testing::run_tests(argc, argv,
+                                     {{"train", farspan::testing::train},
+                                      {"compress", farspan::testing::compress},
+                                      {"lose_a_rank", farspan::testing::lose_a_rank}});
 }

@@ -278,6 +278,33 @@ TEST_P(DdpUnused, WithoutAStaticGraphSeveralGradientsAreRefused) {
   });
 }
 
+// [batch, 4] -> [batch, 4] twice, by a layer each.
+struct TwoWays : torch::nn::Module {
+  TwoWays() {
+    one = register_module("one", torch::nn::Linear(4, 4));
+    two = register_module("two", torch::nn::Linear(4, 4));
+  }
+  std::tuple<Tensor, Tensor> forward(const Tensor& x) { return {one->forward(x), two->forward(x)}; }
+  torch::nn::Linear one{nullptr}, two{nullptr};
+};
+
+// The loss uses a layer in a checkpoint: its gradients come before any of an output.
+TEST_P(DdpUnused, APassInsideOfAnotherDoesNotEndTheIteration) {
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<TwoWays>(), 3);
+    Ddp<TwoWays> ddp(net, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      const Tensors expected = averaged(2, *net, [&](int one) {
+        return net->two->forward(net->one->forward(input_of(one, step))).tanh().sum();
+      });
+      drop_gradients(*net);
+      const auto [a, b] = ddp(input_of(rank, step));
+      Checkpoint::apply(a, net->two).sum().backward();
+      expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+    }
+  });
+}
+
 struct Fields {
   Tensor scores;
   int64_t count = 0;
