@@ -55,6 +55,10 @@ struct WorkerOptions {
   std::vector<std::string> transports;
   // Worker::routes() says what became of both.
   CrossMemoryAttach cross_memory_attach = CrossMemoryAttach::kAllowed;
+  // Connections beside the first one to a worker on another host, which carry large tensors there
+  // and back, so that small calls do not wait behind these. They are opened when the first such
+  // tensor travels. 0: none, nor to this worker.
+  int lanes = 4;
   // The address that TCP listens on, and that others connect to. Empty: loopback when all workers
   // share a host, else the one that reaches the store.
   std::string bind_host;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include <farspan/c10d/net/address.h>
 #include <farspan/c10d/net/descriptor.h>
 #include <farspan/c10d/net/unix_socket.h>
 
@@ -17,6 +18,15 @@ namespace {
 // Larger than the default of 208 KiB, so that a large tensor needs few turns. The kernel caps it at
 // net.core.wmem_max.
 constexpr int kSocketBufferBytes = 4 << 20;
+
+// Without the ports.
+bool is_other_address(int fd) noexcept {
+  net::SocketAddress here = net::SocketAddress::local_of(fd);
+  net::SocketAddress there = net::SocketAddress::remote_of(fd);
+  here.set_port(0);
+  there.set_port(0);
+  return !(here == there);
+}
 
 IoResult result_of(ssize_t moved, bool reading) noexcept {
   if (moved > 0) return {IoStatus::kOk, static_cast<size_t>(moved), 0};
@@ -47,6 +57,8 @@ SocketStream::SocketStream(int fd, std::string description)
     setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
     is_local_ = true;
     peer_process_ = net::peer_process(fd_);
+  } else {
+    crosses_network_ = is_other_address(fd_);
   }
 }
 

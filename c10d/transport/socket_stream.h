@@ -23,13 +23,14 @@ class SocketStream final : public Stream {
   int write_descriptor() const noexcept override { return write_fd_; }
   void shut() noexcept override;
   bool is_local() const noexcept override { return is_local_; }
+  bool crosses_network() const noexcept override { return crosses_network_; }
   pid_t peer_process() const noexcept override { return peer_process_; }
   std::string describe() const override { return description_; }
 
  private:
   const int fd_;
   const int write_fd_;  // a duplicate: epoll arms the two directions independently
-  bool is_local_ = false;
+  bool is_local_ = false, crosses_network_ = false;
   pid_t peer_process_ = 0;
   const std::string description_;
 };

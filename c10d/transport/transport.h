@@ -57,6 +57,8 @@ class Stream {
 
   // Whether the other end is on this host for sure.
   virtual bool is_local() const noexcept { return false; }
+  // Whether its address is another than this end's, so that the bytes may pass a network.
+  virtual bool crosses_network() const noexcept { return false; }
   // Its process, where that is one of this host that this one can name; 0: unknown.
   virtual pid_t peer_process() const noexcept { return 0; }
 

@@ -94,6 +94,10 @@ class Agent final : public Messenger, private ConnectionOwner {
     bool dialing = false;
     int reserved = 0;  // handshakes that were welcomed, and will open the line any moment
   };
+  struct Welcome {                        // what admit() has let in
+    int rank = -1;                        // that opens a line; -1: nobody
+    std::shared_ptr<Connection> lane_of;  // null: a line of its own
+  };
   struct HandlerSlot {
     Run run = Run::kAsTask;
     Handler handler;
@@ -111,7 +115,11 @@ class Agent final : public Messenger, private ConnectionOwner {
   void greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
              std::unique_ptr<transport::Stream> stream);
   void accept(std::unique_ptr<transport::Stream> stream);
-  std::optional<Error> admit(const wire::Hello& peer);
+  void shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,
+                   Greeting::OnEnd on_end);
+  void greet_lane(const std::shared_ptr<Connection>& line,
+                  std::unique_ptr<transport::Stream> stream);
+  std::optional<Error> admit(const wire::Hello& peer, Welcome& welcome);
   void adopt(Greeting::Outcome outcome, int welcomed);
   void finish_adoption(int rank, const std::shared_ptr<Connection>& line);
   void dial_again(int rank, const std::shared_ptr<Connection>& line);
@@ -119,6 +127,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;
+  void on_lanes_wanted(const std::shared_ptr<Connection>& connection) override;
 
   const AgentOptions options_;
   const wire::InstanceId instance_;

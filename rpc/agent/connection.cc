@@ -39,6 +39,11 @@ bool is_counted(const wire::FrameHeader& header) noexcept {
          header.kind != wire::Kind::kShutdown;
 }
 
+uint64_t random_number() {
+  const auto drawn = wire::InstanceId::random().high;
+  return drawn != 0 ? drawn : 1;
+}
+
 bool is_about_offers(wire::Kind kind) noexcept {
   return kind == wire::Kind::kTaken || kind == wire::Kind::kAsk || kind == wire::Kind::kBytes ||
          kind == wire::Kind::kReturned;
@@ -75,6 +80,7 @@ Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo
       peer_(std::move(peer)),
       options_(std::move(options)),
       offers_(options_.shared_blocks),
+      number_(random_number()),
       heartbeat_(options.silence_timeout) {}
 
 Connection::~Connection() = default;
@@ -85,7 +91,12 @@ void Connection::open(Greeting::Outcome greeted) {
     if (closing_) return;  // close() came first; the stream ends here
     stream_ = std::move(greeted.stream);
     reader_ = std::move(greeted.reader);
+    reader_->set_place([this](const wire::InFrame& frame, size_t bytes) {
+      if (frame.header.kind != wire::Kind::kBytes) return Buffer();
+      return asked_.place_of_whole(frame.header.request_id, frame.segments.size(), bytes);
+    });
     functions_ = std::move(greeted.peer->functions);
+    if (greeted.peer->line != 0) number_.store(greeted.peer->line);  // the peer has dialled it
     agree_on_reading_locked(*greeted.peer);
   }
   outbox_.open(*stream_, std::move(greeted.unsent));
@@ -101,6 +112,11 @@ void Connection::open(Greeting::Outcome greeted) {
   if (flush()) reactor_.flush_when_writable(*this);
   tell_about_route();
   delivery(std::move(greeted.frames)).run();
+}
+
+void Connection::deliver_all(std::vector<wire::InFrame> frames) {
+  deliveries_.fetch_add(1);
+  delivery(std::move(frames)).run();
 }
 
 bool Connection::wait(FutureCore& future, Deadline deadline) {
@@ -132,7 +148,7 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   if (waits) make_room();  // for the next one, now that this one counts
   if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
   if (id == 0) {
-    offers_.withdraw(offered);
+    withdraw(offered);
     return handler->on_error(why_closed());
   }
   frame.header.request_id = id;
@@ -289,8 +305,8 @@ void Connection::make_room() {
 
 void Connection::finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error) {
   if (!taken.handler) return;
-  if (taken.offer != 0) offers_.withdraw(taken.offer);  // nobody keeps it any more
-  make_room();                                          // not behind the handler
+  if (taken.offer != 0) withdraw(taken.offer);  // nobody keeps it any more
+  make_room();                                  // not behind the handler
   if (reply) {
     taken.handler->on_reply(std::move(*reply));
   } else {
@@ -384,7 +400,7 @@ void Connection::count_received(const wire::FrameHeader& request) noexcept {
 
 void Connection::close(const Error& why) {
   std::deque<Waiting> waiting;
-  std::unordered_map<uint64_t, wire::InFrame> asked;
+  std::vector<std::shared_ptr<Lane>> lanes;
   std::shared_ptr<net::MappedBlocks> mapped_blocks;
   bool was_open = false;
   {
@@ -394,15 +410,18 @@ void Connection::close(const Error& why) {
     was_open = state_.exchange(State::kClosed) == State::kOpen;
     waiting.swap(waiting_for_room_);
     waiting_calls_.store(0);
-    asked.swap(asked_);
+    lanes.swap(lanes_);
+    for (const auto& lane : lanes) by_ended_lanes_ += lane->moved();
     mapped_blocks = mapped_blocks_;
   }
   if (was_open) {
     reactor_.remove(*this);
     stream_->shut();
   }
+  for (const auto& lane : lanes) lane->close();
   outbox_.close();
   offers_.close();
+  asked_.close();
   if (mapped_blocks) mapped_blocks->close();
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
@@ -523,6 +542,9 @@ Route Connection::route() const {
   route.reads_memory = readable_process_ != 0;
   route.is_read = may_offer_.load();
   route.why_not_read = why_not_read_;
+  route.lanes = static_cast<int>(lanes_.size());
+  const BytesMoved by_lanes = by_lanes_locked();
+  route.bytes_by_lanes = by_lanes.bytes_sent + by_lanes.bytes_received;
   return route;
 }
 

@@ -18,8 +18,10 @@
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/net/shared_blocks.h>
 #include <farspan/c10d/transport/transport.h>
+#include <farspan/rpc/agent/asked.h>
 #include <farspan/rpc/agent/greeting.h>
 #include <farspan/rpc/agent/heartbeat.h>
+#include <farspan/rpc/agent/lane.h>
 #include <farspan/rpc/agent/offers.h>
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
@@ -37,6 +39,8 @@ class ConnectionOwner {
   virtual void on_late_reply(const std::shared_ptr<Connection>& connection,
                              wire::InFrame&& frame) = 0;
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
+  // Large segments leave: lanes would carry them, and there are none. Once for a connection.
+  virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
 
  protected:
   ~ConnectionOwner() = default;
@@ -47,11 +51,13 @@ struct ConnectionOptions {
   Millis silence_timeout{30'000};                      // of a peer, see Heartbeat
   CrossMemoryAttach cross_memory_attach = CrossMemoryAttach::kAllowed;
   uint64_t offer_bytes = uint64_t{64} << 10;                   // segments from this size on
+  int lanes = 4;                                               // to a peer on another host; 0: none
+  uint64_t lane_bytes = uint64_t{4} << 20;                     // segments from this size on
   std::shared_ptr<net::SharedBlocks> shared_blocks = nullptr;  // that may be handed over
 };
 
 // Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.
-class Connection final : public net::Source, public ReplyRoute {
+class Connection final : public net::Source, public ReplyRoute, private LaneOwner {
  public:
   Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
              ConnectionOptions options);
@@ -61,6 +67,12 @@ class Connection final : public net::Source, public ReplyRoute {
   void open(Greeting::Outcome greeted);
   // While it is being dialled: a way that was tried, and why it is not taken; for route().
   void note_refused(const std::string& why);
+
+  // What tells it apart at both ends; 0 until it is open, where the peer dialled it.
+  uint64_t number() const noexcept { return number_.load(); }
+  // One that the peer, or this worker, has dialled to be beside this line. False: it takes no more.
+  bool takes_lanes() const;
+  void add_lane(Greeting::Outcome greeted);
 
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
@@ -113,9 +125,7 @@ class Connection final : public net::Source, public ReplyRoute {
   uint64_t requests_received() const noexcept { return requests_received_.load(); }
   uint64_t sent_bytes() const noexcept { return outbox_.sent_bytes(); }
   uint64_t received_bytes() const noexcept { return received_.load(std::memory_order_relaxed); }
-  BytesMoved moved() const noexcept {
-    return {sent_bytes(), received_bytes(), read_bytes_.load(), mapped_bytes_.load()};
-  }
+  BytesMoved moved() const;
   uint64_t offered_bytes() const noexcept { return offers_.bytes(); }
   uint64_t handed_over_bytes() const noexcept { return offers_.handed_over(); }
 
@@ -152,18 +162,27 @@ class Connection final : public net::Source, public ReplyRoute {
                  const std::function<void()>& last);
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
   auto delivery(std::vector<wire::InFrame> frames);
+  void deliver_all(std::vector<wire::InFrame> frames);
   void deliver(wire::InFrame&& frame);
   void hand_on(wire::InFrame&& frame);
   void count_received(const wire::FrameHeader& request) noexcept;
   void end_reading(const Error& why);
   bool ends_last() noexcept;
   void close_ended();
+  void withdraw(uint64_t offer);
+  std::vector<std::shared_ptr<Lane>> lanes() const;
+  BytesMoved by_lanes_locked() const FARSPAN_REQUIRES(mutex_);
+  bool send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments);
+  Buffer place_of(uint64_t offer, const wire::PieceHeader& piece, size_t bytes) override;
+  void on_pieces(std::vector<wire::InFrame> pieces) override;
+  void on_lane_end(Lane& lane, const Error& why) override;
   void pull(wire::InFrame&& frame);
   void map_blocks(wire::InFrame& frame);
   void on_pulled(wire::InFrame frame, int error);
   void on_offer(wire::InFrame&& frame);
+  void on_ask(uint64_t id, uint64_t error);
   void on_bytes(wire::InFrame&& frame);
-  void hand_on_whole(wire::InFrame&& frame);
+  static void be_whole(wire::InFrame& frame) noexcept;
   void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
   void agree_on_reading_locked(const wire::Hello& peer) FARSPAN_REQUIRES(mutex_);
@@ -202,24 +221,31 @@ class Connection final : public net::Source, public ReplyRoute {
   PendingCalls pending_;
   Outbox outbox_;
   Offers offers_;
+  Asked asked_;
+  std::atomic<uint64_t> number_;
   std::atomic<bool> may_offer_{false};      // as far as is known
   std::atomic<bool> may_hand_over_{false};  // likewise
   std::atomic<uint64_t> read_bytes_{0}, mapped_bytes_{0};
 
   // Set by open(), constant after it; the reader belongs to the holder of the role.
-  bool attaches_ = false;                             // offers are agreed on
+  bool attaches_ = false;                             // offers are agreed on,
+  bool has_lanes_ = false;                            // or lanes for them
   pid_t readable_process_ = 0;                        // the peer's; 0: its memory cannot be read
   std::shared_ptr<net::MappedBlocks> mapped_blocks_;  // null: its memory cannot be read
   std::unique_ptr<transport::Stream> stream_;
   std::unique_ptr<wire::FrameReader> reader_;
+
+  // Held while what was asked for is handed to outboxes: an offer is withdrawn before, or after.
+  Mutex answering_;
+  std::atomic<bool> lanes_wanted_{false};
 
   mutable Mutex mutex_;
   std::vector<std::string> refused_ FARSPAN_GUARDED_BY(mutex_);
   std::string why_not_read_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
-  // Frames whose offered segments could not be read, and were asked for, by the offer.
-  std::unordered_map<uint64_t, wire::InFrame> asked_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Lane>> lanes_ FARSPAN_GUARDED_BY(mutex_);
+  BytesMoved by_ended_lanes_ FARSPAN_GUARDED_BY(mutex_);
   Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);

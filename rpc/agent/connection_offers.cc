@@ -13,6 +13,9 @@
 namespace farspan::agent {
 namespace {
 
+// In place of an errno: bytes that are to be sent, and come by lanes.
+constexpr int kNotTried = -1;
+
 // A second thread for a large one. It may come when all has been read.
 class PullTask final : public net::Task {
  public:
@@ -55,7 +58,9 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
           });
     }
   }
-  may_offer_.store(readable_process_ != 0);  // until it says that it cannot read this one's
+  has_lanes_ =
+      options_.lanes > 0 && (peer.features & wire::kHasLanes) && stream_->crosses_network();
+  may_offer_.store(has_lanes_ || readable_process_ != 0);  // until it cannot read this one's
   may_hand_over_.store(peer.features & wire::kMapsBlocks);
 }
 
@@ -97,6 +102,7 @@ void Connection::stop_offering(uint64_t error) {
 
 uint64_t Connection::offer(wire::OutFrame& frame) {
   if (!may_offer_.load(std::memory_order_relaxed)) return 0;
+  if (has_lanes_) return offers_.make(frame, options_.lane_bytes);
   return offers_.make(frame, options_.offer_bytes, may_hand_over_.load(std::memory_order_relaxed));
 }
 
@@ -114,11 +120,11 @@ void Connection::send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
 
 // Other threads of the reactor may help, and the last one delivers the frame.
 void Connection::pull(wire::InFrame&& frame) {
-  if (!attaches_) {
+  if (!attaches_ && !has_lanes_) {
     return close(Error(Code::kCorrupt, "it offers its memory, which was not agreed on"));
   }
   deliveries_.fetch_add(1);
-  if (readable_process_ == 0) return on_pulled(std::move(frame), ESRCH);
+  if (readable_process_ == 0) return on_pulled(std::move(frame), has_lanes_ ? kNotTried : ESRCH);
   std::shared_ptr<Pull> pull;
   try {
     if (!frame.handed_over.empty()) map_blocks(frame);
@@ -169,13 +175,11 @@ void Connection::on_pulled(wire::InFrame frame, int error) {
       read_bytes_.fetch_add(frame.segments[i].size());
     }
     send_about_offer(wire::Kind::kTaken, id, 0);
-    hand_on_whole(std::move(frame));
+    be_whole(frame);
+    hand_on(std::move(frame));
   } else {
-    {
-      MutexLock lock(mutex_);
-      if (!closing_) asked_.emplace(id, std::move(frame));
-    }
-    send_about_offer(wire::Kind::kAsk, id, static_cast<uint64_t>(error));
+    asked_.keep(std::move(frame));
+    send_about_offer(wire::Kind::kAsk, id, error == kNotTried ? 0 : static_cast<uint64_t>(error));
   }
   if (ends_last()) close_ended();
 }
@@ -191,41 +195,61 @@ void Connection::on_offer(wire::InFrame&& frame) {
   uint64_t error = 0;
   if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
   if (id == 0) return stop_offering(error);
-  std::vector<Buffer> segments = offers_.segments_of(id);
+  on_ask(id, error);
+}
+
+void Connection::on_ask(uint64_t id, uint64_t error) {
   // What was withdrawn cannot be read by anybody.
-  if (!segments.empty() && error != ESTALE) stop_offering(error);
-  send_about_offer(wire::Kind::kBytes, id, 0, std::move(segments));
-  offers_.withdraw(id);
+  const bool could_not = error != ESTALE && !has_lanes_;
+  if (could_not && !offers_.segments_of(id).empty()) stop_offering(error);
+  {
+    MutexLock lock(answering_);
+    std::vector<Buffer> segments = offers_.segments_of(id);
+    if (error == 0 && send_in_pieces(id, segments)) return;
+    send_about_offer(wire::Kind::kBytes, id, 0, std::move(segments));
+    offers_.withdraw(id);
+  }
   make_room();
 }
 
 // The offered segments of a frame that was kept for them.
 void Connection::on_bytes(wire::InFrame&& bytes) {
-  wire::InFrame frame;
-  {
-    MutexLock lock(mutex_);
-    const auto found = asked_.find(bytes.header.request_id);
-    if (found == asked_.end()) return;
-    frame = std::move(found->second);
-    asked_.erase(found);
-  }
-  if (bytes.segments.empty()) return drop(frame.header);
+  std::optional<wire::InFrame> frame = asked_.take(bytes.header.request_id);
+  if (!frame) return;
+  if (bytes.segments.empty()) return drop(frame->header);
   auto next = bytes.segments.begin();
-  for (size_t i = 0; i < frame.segments.size(); ++i) {
-    if (frame.offered[i] == 0) continue;
-    if (next == bytes.segments.end() || next->size() != frame.segments[i].size()) {
+  for (size_t i = 0; i < frame->segments.size(); ++i) {
+    if (frame->offered[i] == 0) continue;
+    if (next == bytes.segments.end() || next->size() != frame->segments[i].size()) {
       return close(Error(Code::kCorrupt, "it sent other bytes than it had offered"));
     }
-    frame.segments[i] = std::move(*next++);
+    frame->segments[i] = std::move(*next++);
   }
-  hand_on_whole(std::move(frame));
+  be_whole(*frame);
+  hand_on(std::move(*frame));
 }
 
-void Connection::hand_on_whole(wire::InFrame&& frame) {
+// Nothing tells it from a frame that came at once.
+void Connection::be_whole(wire::InFrame& frame) noexcept {
   frame.offer = {};
   frame.handed_over.clear();
   frame.header.flags &= static_cast<uint16_t>(~(wire::kOffered | wire::kHandsOver));
-  hand_on(std::move(frame));
+}
+
+// The call is over, and what it offered may change: nothing of it leaves any more. The peer that
+// has asked for it, and waits, hears of it.
+void Connection::withdraw(uint64_t offer) {
+  offers_.withdraw(offer);
+  if (offer == 0 || (!outbox_.has_left() && !has_lanes_)) return;
+  bool is_missed = false;
+  {
+    MutexLock lock(answering_);  // who is at it finds the offer withdrawn, or has handed it over
+    const Outbox::GivenUp given_up = outbox_.give_up_offer(offer);
+    if (given_up.broken) close_broken();
+    is_missed = !given_up.dropped.empty();
+    for (const auto& lane : lanes()) is_missed |= lane->give_up(offer);
+  }
+  if (is_missed) send_about_offer(wire::Kind::kBytes, offer, 0);
 }
 
 // Nobody waits any more for what becomes of a request that was withdrawn.

@@ -31,6 +31,7 @@ wire::Hello Agent::hello() const {
   if (options_.connection.cross_memory_attach != CrossMemoryAttach::kForbidden) {
     hello.features |= wire::kReadsOffers | wire::kMapsBlocks;
   }
+  if (options_.connection.lanes > 0) hello.features |= wire::kHasLanes;
   hello.probe = reinterpret_cast<uintptr_t>(&instance_);
   return hello;
 }
@@ -135,15 +136,60 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
       try_endpoints(rank, line, next + 1, *outcome.failure);
     }
   };
-  auto greeting = std::make_shared<Greeting>(
-      reactor_, std::move(stream), new_reader(),
-      Handshake::opener(hello(), line->peer(), instance_of(rank)), std::move(on_end));
+  wire::Hello mine = hello();
+  mine.line = line->number();
+  shake_hands(std::move(stream),
+              Handshake::opener(std::move(mine), line->peer(), instance_of(rank)),
+              std::move(on_end));
+}
+
+void Agent::shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,
+                        Greeting::OnEnd on_end) {
+  auto greeting = std::make_shared<Greeting>(reactor_, std::move(stream), new_reader(),
+                                             std::move(handshake), std::move(on_end));
   {
     MutexLock lock(mutex_);
     std::erase_if(greetings_, [](const auto& ended) { return ended.expired(); });
     greetings_.push_back(greeting);
   }
   greeting->start(Deadline::in(options_.connect_timeout));
+}
+
+// Lanes that cannot be had are done without.
+void Agent::on_lanes_wanted(const std::shared_ptr<Connection>& line) {
+  const auto rank = static_cast<size_t>(line->peer().rank);
+  std::vector<std::string> endpoints;
+  {
+    MutexLock lock(mutex_);
+    if (rank < peers_.size()) endpoints = peers_[rank].record.endpoints;
+  }
+  for (const auto& transport : transports_) {
+    if (transport->name() != "tcp") continue;
+    const auto endpoint = std::find_if(endpoints.begin(), endpoints.end(),
+                                       [&](const auto& e) { return transport->reaches(e); });
+    if (endpoint == endpoints.end()) continue;
+    for (int i = 0; i < options_.connection.lanes; ++i) {
+      transport->connect(*endpoint, Deadline::in(options_.connect_timeout),
+                         [this, line](auto result) {
+                           if (auto* stream = std::get_if<0>(&result))
+                             greet_lane(line, std::move(*stream));
+                         });
+    }
+  }
+}
+
+void Agent::greet_lane(const std::shared_ptr<Connection>& line,
+                       std::unique_ptr<transport::Stream> stream) {
+  if (!line->takes_lanes() || stopping_) return;
+  wire::Hello mine = hello();
+  mine.lane_of = line->number();
+  shake_hands(std::move(stream),
+              Handshake::opener(std::move(mine), line->peer(), instance_of(line->peer().rank)),
+              [line](Greeting::Outcome outcome) {
+                if (!outcome.failure) return line->add_lane(std::move(outcome));
+                log(LogLevel::kInfo, "agent",
+                    "no lane to worker '" + line->peer().name + "': " + outcome.failure->what());
+              });
 }
 
 // The other side has, or is about to open, a line of its own; unless it has just lost it.
@@ -157,24 +203,16 @@ void Agent::dial_again(int rank, const std::shared_ptr<Connection>& line) {
 
 void Agent::accept(std::unique_ptr<transport::Stream> stream) {
   if (stopping_) return;
-  auto welcomed = std::make_shared<int>(-1);
-  auto handshake = Handshake::accepter(hello(), [this, welcomed](const wire::Hello& peer) {
-    auto objection = admit(peer);
-    if (!objection) *welcomed = peer.rank;
-    return objection;
+  auto welcome = std::make_shared<Welcome>();
+  auto handshake = Handshake::accepter(
+      hello(), [this, welcome](const wire::Hello& peer) { return admit(peer, *welcome); });
+  shake_hands(std::move(stream), std::move(handshake), [this, welcome](Greeting::Outcome outcome) {
+    if (!welcome->lane_of) return adopt(std::move(outcome), welcome->rank);
+    if (!outcome.failure) welcome->lane_of->add_lane(std::move(outcome));
   });
-  auto greeting = std::make_shared<Greeting>(
-      reactor_, std::move(stream), new_reader(), std::move(handshake),
-      [this, welcomed](Greeting::Outcome outcome) { adopt(std::move(outcome), *welcomed); });
-  {
-    MutexLock lock(mutex_);
-    std::erase_if(greetings_, [](const auto& ended) { return ended.expired(); });
-    greetings_.push_back(greeting);
-  }
-  greeting->start(Deadline::in(options_.connect_timeout));
 }
 
-std::optional<Error> Agent::admit(const wire::Hello& hello) {
+std::optional<Error> Agent::admit(const wire::Hello& hello, Welcome& welcome) {
   MutexLock lock(mutex_);
   if (stopped_) return Error(Code::kShutdown, "this worker has been shut down");
   if (hello.rank < 0 || static_cast<size_t>(hello.rank) >= peers_.size()) {
@@ -185,12 +223,20 @@ std::optional<Error> Agent::admit(const wire::Hello& hello) {
   if (auto objection = objection_to_identity(hello, peer.record.info, peer.record.instance)) {
     return objection;
   }
+  if (hello.lane_of != 0) {
+    if (!peer.line || peer.line->number() != hello.lane_of || !peer.line->takes_lanes()) {
+      return Error(Code::kUnavailable, "there is no line that takes this lane");
+    }
+    welcome.lane_of = peer.line;
+    return std::nullopt;
+  }
   const bool to_itself = hello.rank == options_.self.rank;
   const bool dials_first = peer.dialing && options_.self.rank < hello.rank;
   if (!to_itself && (dials_first || peer.reserved > 0 || (peer.line && peer.line->is_open()))) {
     return Error(Code::kAlreadyExists, "there is a line already, or is about to be");
   }
   ++peer.reserved;
+  welcome.rank = hello.rank;
   return std::nullopt;
 }
 

@@ -50,12 +50,20 @@ std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
   return put_padded(to, frame.meta.data(), frame.meta.size());
 }
 
-uint64_t call_of(const wire::FrameHeader& header) noexcept {
-  const bool is_request = header.kind >= wire::Kind::kCall && !(header.flags & wire::kReply);
-  return is_request ? header.request_id : 0;
-}
-
 }  // namespace
+
+Outbox::Piece Outbox::piece_of(const wire::OutFrame& frame, Buffer buffer, bool is_first) {
+  const wire::FrameHeader& header = frame.header;
+  Piece piece;
+  piece.buffer = std::move(buffer);
+  piece.is_first = is_first;
+  if (header.kind >= wire::Kind::kCall && !(header.flags & wire::kReply)) {
+    piece.request = header.request_id;
+  } else if (header.kind == wire::Kind::kBytes || header.kind == wire::Kind::kPiece) {
+    piece.offer = header.request_id;
+  }
+  return piece;
+}
 
 void Outbox::open(transport::Stream& stream, std::vector<Buffer> first) {
   MutexLock lock(mutex_);
@@ -105,9 +113,9 @@ Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
     if (moved < 0) return State::kBroken;
     if (static_cast<uint64_t>(moved) == bytes) return State::kDone;
   }
-  return keep_locked(
-      {Buffer::borrowed(gathered.data() + moved, bytes - static_cast<uint64_t>(moved)),
-       call_of(frame.header), moved == 0});
+  return keep_locked(piece_of(
+      frame, Buffer::borrowed(gathered.data() + moved, bytes - static_cast<uint64_t>(moved)),
+      moved == 0));
 }
 
 Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
@@ -143,7 +151,7 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
   State state = State::kDone;
   for (; first < pieces.size() && state != State::kBroken; ++first) {
     const bool is_whole = pieces[first].data() == head.data();
-    state = keep_locked({std::move(pieces[first]), call_of(frame.header), is_whole});
+    state = keep_locked(piece_of(frame, std::move(pieces[first]), is_whole));
   }
   return state;
 }
@@ -183,18 +191,31 @@ Outbox::State Outbox::flush_locked() {
 
 Outbox::GivenUp Outbox::give_up(std::vector<uint64_t> requests) {
   std::sort(requests.begin(), requests.end());
+  return give_up_if([&](const Piece& piece) {
+    return std::binary_search(requests.begin(), requests.end(), piece.request) ? piece.request : 0;
+  });
+}
+
+Outbox::GivenUp Outbox::give_up_offer(uint64_t offer) {
+  return give_up_if([&](const Piece& piece) { return piece.offer == offer ? offer : 0; });
+}
+
+// `id_of_over`: of a piece, the id of what is over; 0: it is not.
+template <class IdOfOver>
+Outbox::GivenUp Outbox::give_up_if(const IdOfOver& id_of_over) {
   GivenUp given_up;
   std::deque<Piece> kept, released;  // the latter outside the lock
   MutexLock lock(mutex_);
   uint64_t dropping = 0;
   for (Piece& piece : left_) {
-    const bool is_over =
-        piece.request != 0 && std::binary_search(requests.begin(), requests.end(), piece.request);
-    if (is_over && piece.is_first && piece.done == 0) {
-      dropping = piece.request;
-      given_up.dropped.push_back(piece.request);
+    const uint64_t id = id_of_over(piece);
+    const bool is_over = id != 0;
+    if (is_over && piece.is_first) {
+      const bool is_whole = piece.done == 0;
+      dropping = is_whole ? id : 0;
+      if (is_whole) given_up.dropped.push_back(id);
     }
-    if (is_over && piece.request == dropping) {
+    if (is_over && id == dropping) {
       left_bytes_.fetch_sub(piece.buffer.size());
       released.push_back(std::move(piece));
       continue;
@@ -202,9 +223,10 @@ Outbox::GivenUp Outbox::give_up(std::vector<uint64_t> requests) {
     if (is_over) {
       try {
         const size_t left = piece.buffer.size() - piece.done;
-        released.push_back(std::exchange(
-            piece,
-            {Buffer::copy_of(piece.buffer.span().subspan(piece.done, left)), piece.request}));
+        Buffer copy = Buffer::copy_of(piece.buffer.span().subspan(piece.done, left));
+        released.push_back({std::exchange(piece.buffer, std::move(copy))});
+        piece.done = 0;
+        piece.is_first = false;
       } catch (const std::bad_alloc&) {
         given_up.broken = closed_ = true;
       }

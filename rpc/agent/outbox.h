@@ -37,6 +37,8 @@ class Outbox {
     bool broken = false;            // no memory for a copy: the stream must end
   };
   GivenUp give_up(std::vector<uint64_t> requests);
+  // The same for what was asked for of an offer; `dropped` has its id when something was.
+  GivenUp give_up_offer(uint64_t offer);
 
   // For a look without the lock.
   bool has_left() const noexcept { return left_bytes_.load() > 0; }
@@ -53,9 +55,13 @@ class Outbox {
   struct Piece {
     Buffer buffer;
     uint64_t request = 0;   // the id of the call that it is of; 0: of none
+    uint64_t offer = 0;     // the offer that it was asked for of; 0: of none
     bool is_first = false;  // of its frame
     size_t done = 0;
   };
+  static Piece piece_of(const wire::OutFrame& frame, Buffer buffer, bool is_first);
+  template <class IdOfOver>
+  GivenUp give_up_if(const IdOfOver& id_of_over);
   State send_small(wire::OutFrame& frame, uint64_t bytes);
   State send_pieces(wire::OutFrame& frame);
   State flush_locked() FARSPAN_REQUIRES(mutex_);

@@ -43,6 +43,8 @@ struct Route : BytesMoved {
   bool reads_memory = false;         // large tensors that come are read out of its memory,
   bool is_read = false;              // and those that go out of this worker's, as far as is known
   std::string why_not_read;          // the reason, where one of the two does not work
+  int lanes = 0;                     // connections beside it, to another host, for large tensors
+  uint64_t bytes_by_lanes = 0;  // of all that was sent and received, also by those that have ended
 };
 
 }  // namespace farspan

@@ -114,6 +114,7 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
   setup.connection.cross_memory_attach = options.cross_memory_attach;
   setup.connection.max_in_flight_bytes = options.max_in_flight_bytes;
   setup.connection.silence_timeout = options.silence_timeout;
+  setup.connection.lanes = options.lanes;
   for (const Function* function : Registry::global().all()) {
     setup.functions.push_back({function->id, function->name, function->signature});
   }

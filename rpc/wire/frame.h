@@ -34,6 +34,7 @@ enum Flag : uint16_t {
 // Features of Hello.
 inline constexpr uint64_t kReadsOffers = 1 << 0;  // frames with kOffered may be sent to it
 inline constexpr uint64_t kMapsBlocks = 1 << 1;   // and frames with kHandsOver
+inline constexpr uint64_t kHasLanes = 1 << 2;     // what is offered between hosts comes by lanes
 
 // Bytes [0, 48) of a frame.
 struct FrameHeader {
@@ -71,6 +72,16 @@ struct HandedOver {
   uint64_t offset = 0;      // of the segment in it
 };
 static_assert(sizeof(HandedOver) == 32);
+
+// What a segment is cut into for lanes; the last piece has the rest.
+inline constexpr uint64_t kPieceBytes = 1 << 20;
+
+// The metadata of a kPiece.
+struct PieceHeader {
+  uint64_t segment = 0;  // its number among those that are offered with it
+  uint64_t offset = 0;   // of the piece in it, a multiple of kPieceBytes
+};
+static_assert(sizeof(PieceHeader) == 16);
 
 constexpr uint64_t padded(uint64_t bytes) noexcept { return (bytes + 7) & ~uint64_t{7}; }
 

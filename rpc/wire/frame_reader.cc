@@ -174,6 +174,11 @@ size_t FrameReader::check_segments(const Table& table) const {
   return inline_bytes;
 }
 
+Buffer FrameReader::room_for(size_t bytes) const {
+  Buffer place = place_ ? place_(frame_, bytes) : Buffer();
+  return place.size() == bytes ? place : allocate_(bytes);
+}
+
 void FrameReader::plan_segments(const Table& table, const Buffer& inline_space) {
   fills_.clear();
   next_fill_ = 0;
@@ -187,7 +192,7 @@ void FrameReader::plan_segments(const Table& table, const Buffer& inline_space) 
       frame_.segments.push_back(inline_space.slice(used, length));
       used += padded(length);
     } else {
-      frame_.segments.push_back(allocate_(length));
+      frame_.segments.push_back(room_for(length));
     }
     if (table.offers) frame_.offered.push_back(table.address(i));
     if (table.address(i) != 0) continue;

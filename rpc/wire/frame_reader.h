@@ -24,6 +24,12 @@ class FrameReader {
   // With other limits for the first frame, which comes from somebody who is not known yet.
   FrameReader(FrameLimits first, FrameLimits limits, Allocate allocate);
 
+  // Asked before `allocate`, with the frame as far as it has been read: where this large segment
+  // goes. One of another size than `bytes`: it does not matter.
+  //   throws  Error kCorrupt: the frame makes no sense
+  using Place = std::function<Buffer(const InFrame& frame, size_t bytes)>;
+  void set_place(Place place) { place_ = std::move(place); }
+
   // Where to read to next: at most two places, in order.
   int want(iovec places[2]) noexcept;
 
@@ -41,6 +47,7 @@ class FrameReader {
   struct Table;
   size_t check_segments(const Table& table) const;
   void read_handed_over(const Table& table, const std::byte* from);
+  Buffer room_for(size_t bytes) const;
   void plan_segments(const Table& table, const Buffer& inline_space);
   bool fill_from_slab();
   size_t slab_left() const noexcept { return end_ - begin_; }
@@ -54,6 +61,7 @@ class FrameReader {
   const FrameLimits later_limits_;
   FrameLimits limits_;  // of the next frame
   const Allocate allocate_;
+  Place place_;
   std::vector<std::byte> slab_;  // [begin_, end_) is read, but not yet parsed
   size_t begin_ = 0, end_ = 0;
   bool in_frame_ = false;

@@ -21,6 +21,7 @@ enum class Kind : uint8_t {
   kAsk = 0x08,
   kBytes = 0x09,
   kReturned = 0x0a,
+  kPiece = 0x0b,
   // 0x10 to 0x1f: calls.
   kCall = 0x10,
   kBuiltinCall = 0x11,
@@ -60,6 +61,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "bytes";
     case Kind::kReturned:
       return "returned";
+    case Kind::kPiece:
+      return "piece";
     case Kind::kCall:
       return "call";
     case Kind::kBuiltinCall:

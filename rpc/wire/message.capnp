@@ -23,6 +23,8 @@ struct Hello {
   functions @10 :List(Function);
   authentication @11 :Data;  # empty: none
   probe @12 :UInt64;         # where that process has both halves of the instance, the high one first
+  line @13 :UInt64;          # of the opener: a random number of this connection; or
+  laneOf @14 :UInt64;        # of the connection that this one is a lane of; 0: of none
 }
 
 struct Function {

@@ -90,6 +90,8 @@ Buffer encode(const Hello& hello) {
   out.setAuthentication({reinterpret_cast<const kj::byte*>(hello.authentication.data()),
                          hello.authentication.size()});
   out.setProbe(hello.probe);
+  out.setLine(hello.line);
+  out.setLaneOf(hello.lane_of);
   return to_meta(message);
 }
 
@@ -118,6 +120,8 @@ Hello decode_hello(std::span<const std::byte> meta) {
     hello.authentication.assign(reinterpret_cast<const char*>(authentication.begin()),
                                 authentication.size());
     hello.probe = in.getProbe();
+    hello.line = in.getLine();
+    hello.lane_of = in.getLaneOf();
     return hello;
   });
 }

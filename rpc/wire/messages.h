@@ -39,6 +39,9 @@ struct Hello {
   std::string authentication;
   // Where this process has `instance` in its memory: who can read it there reads its offers, too.
   uint64_t probe = 0;
+  // Of the opener's: a number of this connection, which is not 0; or that of the one whose lane it
+  // is to be.
+  uint64_t line = 0, lane_of = 0;
 };
 
 // The meta of a frame: a whole number of 8-byte words. An Error's texts are cut at 64 KiB each.

@@ -23,14 +23,22 @@ namespace {
   throw Error(Code::kInvalidArgument, std::string(what) + " is not possible in this cluster");
 }
 
+agent::ConnectionOptions limits_of(const ClusterOptions& options, uint64_t lane_bytes) {
+  agent::ConnectionOptions limits{options.max_in_flight_bytes, options.silence_timeout};
+  limits.lane_bytes = lane_bytes;
+  return limits;
+}
+
 class OneProcess final : public Cluster {
  public:
-  OneProcess(const std::string& transport, const ClusterOptions& options)
+  // As if each were on a host of its own, with lanes for segments from `lane_bytes` on; 0: not so.
+  OneProcess(const std::string& transport, const ClusterOptions& options, uint64_t lane_bytes)
       : workers_({.count = options.workers,
                   .transport = transport,
+                  .own_hosts = lane_bytes > 0,
                   .settings = {.rpc_timeout = options.rpc_timeout},
                   .reactor = {.threads = options.threads, .max_threads = options.max_threads},
-                  .limits = {options.max_in_flight_bytes, options.silence_timeout}}),
+                  .limits = limits_of(options, lane_bytes)}),
         current_(workers_[0]) {
     for (int rank = 0; rank < workers_.count(); ++rank) furnish(workers_[rank]);
   }
@@ -192,7 +200,17 @@ int64_t number(const char* variable) { return std::atoll(std::getenv(variable));
 ClusterKind in_one_process(const std::string& transport) {
   return {.name = transport,
           .make = [transport](const ClusterOptions& options) -> std::unique_ptr<Cluster> {
-            return std::make_unique<OneProcess>(transport, options);
+            return std::make_unique<OneProcess>(transport, options, 0);
+          },
+          .can_kill = false,
+          .can_freeze = false};
+}
+
+ClusterKind on_hosts_in_one_process() {
+  static constexpr uint64_t kLaneBytes = 20'000;  // so that many tests have tensors for lanes
+  return {.name = "tcp_with_lanes",
+          .make = [](const ClusterOptions& options) -> std::unique_ptr<Cluster> {
+            return std::make_unique<OneProcess>("tcp", options, kLaneBytes);
           },
           .can_kill = false,
           .can_freeze = false};

@@ -55,6 +55,8 @@ struct ClusterKind {
 
 // Over "shm", "unix", "tcp" or "loopback".
 ClusterKind in_one_process(const std::string& transport);
+// Over "tcp" between several addresses, with lanes.
+ClusterKind on_hosts_in_one_process();
 ClusterKind in_the_world(uint64_t seed);
 // Over "shm", "unix" or "tcp".
 ClusterKind in_processes(const std::string& transport);

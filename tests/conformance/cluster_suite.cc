@@ -149,7 +149,7 @@ bool ClusterSuite::eventually(const std::function<bool()>& condition, Clock::dur
 
 std::vector<ClusterKind> kinds_in_one_process() {
   return {in_one_process("shm"), in_one_process("unix"), in_one_process("tcp"),
-          in_one_process("loopback")};
+          on_hosts_in_one_process(), in_one_process("loopback")};
 }
 std::vector<ClusterKind> kinds_in_the_world() {
   const char* many = std::getenv("FARSPAN_SEEDS");

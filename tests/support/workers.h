@@ -14,6 +14,7 @@ namespace farspan::testing {
 struct WorkersOptions {
   int count = 2;
   std::string transport = "loopback";
+  bool own_hosts = false;  // each at an address of its own, as if it were on another host
   Worker::Settings settings;
   net::ReactorOptions reactor;
   agent::ConnectionOptions limits = {};
@@ -33,6 +34,8 @@ class Workers {
       one.self = {"w" + std::to_string(rank), rank};
       one.generation = "test";
       one.transports = {options.transport};
+      // Who dials has the address 127.0.0.1.
+      if (options.own_hosts) one.bind_host = "127.0.0." + std::to_string(rank + 2);
       one.reactor = options.reactor;
       one.connection = options.limits;
       one.functions = functions;

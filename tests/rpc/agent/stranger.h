@@ -13,6 +13,7 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/net/loop.h>
 #include <farspan/c10d/net/reactor.h>
+#include <farspan/c10d/transport/tcp/tcp_transport.h>
 #include <farspan/c10d/transport/unix/unix_transport.h>
 #include <farspan/rpc/wire/messages.h>
 
@@ -33,6 +34,7 @@ class Stranger {
  public:
   explicit Stranger(const std::string& endpoint) {
     reactor_.add(loop_);
+    if (endpoint.starts_with("tcp:")) transport_ = transport::make_tcp_transport(loop_, reactor_);
     Promise<std::shared_ptr<transport::Stream>> connected;
     transport_->connect(endpoint, Deadline::after(std::chrono::seconds(20)),
                         [connected](auto result) {

@@ -18,13 +18,15 @@ using wire::Hello;
 
 // clang-format off
 const Bytes kHello = bytes({
-    0, 0, 0, 0, 6, 0, 5, 0,                          // root: 6 words of data, 5 pointers
+    0, 0, 0, 0, 8, 0, 5, 0,                          // root: 8 words of data, 5 pointers
     1, 2, 0, 0, 3, 0, 0, 0,                          // minVersion, maxVersion, rank
     5, 0, 0, 0, 0, 0, 0, 0,                          // features
     0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,  // instanceHigh
     0x09, 0, 0, 0, 0, 0, 0, 0x80,                    // instanceLow
     0x67, 0x12, 0, 0, 0, 0, 0, 0,                    // pid
     0, 0x20, 0, 0, 0, 0x7f, 0, 0,                    // probe
+    0x31, 0, 0, 0, 0, 0, 0, 0x40,                    // line
+    0x32, 0, 0, 0, 0, 0, 0, 0x50,                    // laneOf
     0x11, 0, 0, 0, 0x1a, 0, 0, 0,                    // name: 3 bytes, with the NUL
     0x11, 0, 0, 0, 0x1a, 0, 0, 0,                    // generation: 3
     0x11, 0, 0, 0, 0x12, 0, 0, 0,                    // host: 2
@@ -74,6 +76,8 @@ Hello golden_hello() {
   hello.functions = {{0xabcd, "f", "()"}};
   hello.authentication = "key";
   hello.probe = 0x7f0000002000;
+  hello.line = 0x4000000000000031;
+  hello.lane_of = 0x5000000000000032;
   return hello;
 }
 
@@ -89,6 +93,8 @@ void expect_equal(const Hello& a, const Hello& b) {
   EXPECT_EQ(a.host, b.host);
   EXPECT_EQ(a.authentication, b.authentication);
   EXPECT_EQ(a.probe, b.probe);
+  EXPECT_EQ(a.line, b.line);
+  EXPECT_EQ(a.lane_of, b.lane_of);
   ASSERT_EQ(a.functions.size(), b.functions.size());
   for (size_t i = 0; i < a.functions.size(); ++i) {
     EXPECT_EQ(a.functions[i].id, b.functions[i].id);
@@ -109,9 +115,9 @@ TEST(HelloMessage, IsReadFromTheGoldenBytes) {
 }
 
 TEST(HelloMessage, OfANewerPeerWithMoreFieldsIsReadAsFarAsItIsKnown) {
-  constexpr size_t kWord = 8, kDataEnd = 7 * kWord, kPointers = 5;
+  constexpr size_t kWord = 8, kDataEnd = 9 * kWord, kPointers = 5;
   Bytes newer = kHello;
-  newer[4] = std::byte{7};  // one word of data and one pointer more
+  newer[4] = std::byte{9};  // one word of data and one pointer more
   newer[6] = std::byte{6};
   for (size_t i = 0; i < kPointers; ++i) {
     std::byte& offset = newer[kDataEnd + i * kWord];
@@ -120,8 +126,8 @@ TEST(HelloMessage, OfANewerPeerWithMoreFieldsIsReadAsFarAsItIsKnown) {
   const auto at = [&](size_t words) {
     return newer.begin() + static_cast<ptrdiff_t>(words * kWord);
   };
-  newer.insert(at(7 + kPointers), kWord, std::byte{0});
-  newer.insert(at(7), kWord, std::byte{0x77});
+  newer.insert(at(9 + kPointers), kWord, std::byte{0});
+  newer.insert(at(9), kWord, std::byte{0x77});
   expect_equal(wire::decode_hello(aligned(newer).span()), golden_hello());
 }
 

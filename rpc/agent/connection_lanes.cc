@@ -1,0 +1,115 @@
+// Large segments between hosts: they are offered as within a host, and come in pieces, by
+// connections beside the line, where there are some.
+#include <algorithm>
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/rpc/agent/connection.h>
+
+namespace farspan::agent {
+namespace {
+
+// However many the peer dials.
+constexpr size_t kMostLanes = 32;
+
+}  // namespace
+
+bool Connection::takes_lanes() const {
+  if (!is_open() || !has_lanes_) return false;
+  MutexLock lock(mutex_);
+  return lanes_.size() < kMostLanes;
+}
+
+void Connection::add_lane(Greeting::Outcome greeted) {
+  auto lane = std::make_shared<Lane>(
+      reactor_, std::shared_ptr<LaneOwner>(self(), static_cast<LaneOwner*>(this)),
+      std::move(greeted));
+  {
+    MutexLock lock(mutex_);
+    if (closing_ || lanes_.size() >= kMostLanes) return;
+    lanes_.push_back(lane);
+  }
+  lane->open();
+}
+
+std::vector<std::shared_ptr<Lane>> Connection::lanes() const {
+  MutexLock lock(mutex_);
+  return lanes_;
+}
+
+BytesMoved Connection::moved() const {
+  BytesMoved moved{sent_bytes(), received_bytes(), read_bytes_.load(), mapped_bytes_.load()};
+  MutexLock lock(mutex_);
+  moved += by_lanes_locked();
+  return moved;
+}
+
+BytesMoved Connection::by_lanes_locked() const {
+  BytesMoved moved = by_ended_lanes_;
+  for (const auto& lane : lanes_) moved += lane->moved();
+  return moved;
+}
+
+// In turn, so that each lane has as much as the others. False: there is none yet, and these do not
+// wait for one.
+bool Connection::send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments) {
+  if (segments.empty()) return false;
+  const std::vector<std::shared_ptr<Lane>> lanes = this->lanes();
+  if (lanes.empty()) {
+    if (!lanes_wanted_.exchange(true)) owner_.on_lanes_wanted(self());
+    return false;
+  }
+  size_t next = 0;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    for (size_t offset = 0; offset < segments[i].size(); offset += wire::kPieceBytes) {
+      const wire::PieceHeader header{i, offset};
+      wire::OutFrame piece;
+      piece.header.kind = wire::Kind::kPiece;
+      piece.header.flags = wire::kOneWay;
+      piece.header.request_id = offer;
+      piece.meta = std::as_bytes(std::span(&header, 1));
+      const size_t bytes = std::min<size_t>(wire::kPieceBytes, segments[i].size() - offset);
+      piece.segments = {segments[i].slice(offset, bytes)};
+      lanes[next++ % lanes.size()]->send(piece);
+    }
+  }
+  return true;
+}
+
+Buffer Connection::place_of(uint64_t offer, const wire::PieceHeader& piece, size_t bytes) {
+  return asked_.place(offer, piece, bytes);
+}
+
+void Connection::on_pieces(std::vector<wire::InFrame> pieces) {
+  std::vector<wire::InFrame> whole;
+  for (const wire::InFrame& piece : pieces) {
+    const wire::PieceHeader header = piece_header(piece);
+    auto frame = asked_.came(piece.header.request_id, header, piece.segments.front());
+    if (!frame) continue;
+    send_about_offer(wire::Kind::kTaken, frame->offer.id, 0);
+    be_whole(*frame);
+    whole.push_back(std::move(*frame));
+  }
+  if (!whole.empty()) deliver_all(std::move(whole));
+}
+
+// What it would have brought is asked for again, and comes by the line.
+void Connection::on_lane_end(Lane& lane, const Error& why) {
+  {
+    MutexLock lock(mutex_);
+    const auto ended = std::find_if(lanes_.begin(), lanes_.end(),
+                                    [&](const auto& one) { return one.get() == &lane; });
+    if (ended == lanes_.end()) return;
+    by_ended_lanes_ += lane.moved();
+    lanes_.erase(ended);
+    if (lanes_.empty()) lanes_wanted_ = false;  // others may be dialled
+  }
+  log(LogLevel::kInfo, "agent", "a lane to worker '" + peer_.name + "' has ended: " + why.what());
+  for (const uint64_t offer : asked_.wait_for_whole()) {
+    send_about_offer(wire::Kind::kAsk, offer, EPIPE);
+  }
+}
+
+}  // namespace farspan::agent
