@@ -76,7 +76,7 @@ void Lane::call_thread_locked() {
       pthread_setname_np(pthread_self(), "farspan-group");
       self->loop();
     });
-    has_thread_ = is_free_ = true;
+    has_thread_ = true;
   } catch (const std::system_error& error) {
     // Whoever waits runs it, or the thread that the next call gets.
     log(LogLevel::kWarning, "c10d/group",
@@ -88,22 +88,23 @@ void Lane::loop() {
   MutexLock lock(mutex_);
   while (!stopped_) {
     if (!queue_.empty() && !taken_) {
-      is_free_ = false;  // what it runs may end in callbacks that wait
       work_off_locked(nullptr);
-      is_free_ = true;
     } else if (!work_.wait_until(mutex_, Deadline::after(kIdleTime)) && queue_.empty()) {
       break;
     }
   }
-  has_thread_ = is_free_ = false;
+  has_thread_ = false;
 }
 
-// Whether a thread that waits for `until`, or for nothing, can run what comes next.
+// Whether a thread that waits for `until`, or for nothing, can run what comes next. Never what is
+// behind that: it has been taken, and is about to be ready.
 bool Lane::may_take_next_locked(const Task* until) const {
   if (taken_ || queue_.empty()) return false;
   if (!until) return true;
-  if (until->ready()) return false;
-  return !is_free_ || queue_.front()->deadline_.at() <= until->deadline_.at();
+  const Task& next = *queue_.front();
+  if (until->ready() || next.sequence_ > until->sequence_) return false;
+  if (next.deadline_.at() <= until->deadline_.at()) return true;
+  return !has_thread_ || thread_.get_id() == std::this_thread::get_id();  // else that one does it
 }
 
 // Runs what is queued until `until` is ready, or nothing is left that this thread may take.

@@ -84,7 +84,6 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool taken_ FARSPAN_GUARDED_BY(mutex_) = false;  // somebody has the turn
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   bool has_thread_ FARSPAN_GUARDED_BY(mutex_) = false;  // thread_ runs, and is not about to end
-  bool is_free_ FARSPAN_GUARDED_BY(mutex_) = false;     // it will look at the queue at once
   std::thread thread_ FARSPAN_GUARDED_BY(mutex_);
 };
 

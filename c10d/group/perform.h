@@ -31,7 +31,7 @@ template <class Body>
 void perform(Plan<Body>& plan, uint64_t record, Deadline deadline, TimePoint called) {
   ProcessGroup& group = *plan.group;
   try {
-    group.check_usable(plan.signature);
+    group.check_turn(plan.signature);
     try {
       const auto type = static_cast<DType>(plan.signature.type);
       plan.body(group.backend(), Call{plan.signature, type, plan.factor, deadline});
@@ -89,7 +89,7 @@ class CollectiveTask final : public Lane::Task {
     plan_->signature.sequence = sequence;
     ProcessGroup& group = *plan_->group;
     try {
-      group.check_usable(plan_->signature);
+      group.check_turn(plan_->signature);
       failure_ = group.fail(group.missed_turn(), plan_->signature, Clock::now() - called_);
     } catch (...) {
       failure_ = to_error(std::current_exception());

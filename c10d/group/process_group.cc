@@ -77,25 +77,23 @@ ProcessGroup::ProcessGroup(GroupSpec spec, int own_global_rank, std::shared_ptr<
       timeout_(timeout) {}
 
 ProcessGroup::~ProcessGroup() {
-  if (made_.is_here()) {
-    shutdown();
-  } else {  // its lines are the parent's
+  shutdown();
+  if (!made_.is_here()) {  // its lines are the parent's
     static auto& kept = *new std::vector<std::shared_ptr<Backend>>;
     kept.push_back(std::move(backend_));
   }
 }
 
 void ProcessGroup::shutdown() noexcept {
-  if (!backend_) return;
+  if (!backend_ || !made_.is_here()) return;
   bool was_of_use = false;
   {
     MutexLock lock(mutex_);
     was_of_use = !failure_;
-    if (!failure_) {
-      failure_ = Error(Code::kShutdown, "this rank has left the group")
-                     .advice("after destroy_process_group(): init_process_group() and new_group()");
-    }
-    failed_ = true;
+    const Error left =
+        Error(Code::kShutdown, "this rank has left the group")
+            .advice("after destroy_process_group(): init_process_group() and new_group()");
+    note_failure_locked(failure_.value_or(left), 0);
   }
   if (was_of_use) warn_of_unfinished();
   backend_->leave();
@@ -143,9 +141,8 @@ void ProcessGroup::abort(const std::string& why) noexcept {
   Error error = Error(Code::kCancelled, why).worker("rank " + std::to_string(rank()));
   {
     MutexLock lock(mutex_);
-    if (!failure_) failure_ = error;
-    error = *failure_;
-    failed_ = true;
+    error = failure_.value_or(error);
+    note_failure_locked(error, 0);
   }
   if (backend_) backend_->abort(error, 0);
 }
@@ -196,6 +193,22 @@ void ProcessGroup::check_usable(const Signature& signature) const {
       .advice("make a new_group() of the ranks that go on");
 }
 
+void ProcessGroup::check_turn(const Signature& signature) const {
+  if (!failed_.load(std::memory_order_acquire)) return;
+  {
+    MutexLock lock(mutex_);
+    if (signature.sequence < failed_since_) return;
+  }
+  check_usable(signature);
+}
+
+void ProcessGroup::note_failure_locked(const Error& why, uint64_t since) {
+  if (failure_ && failed_since_ <= since) return;
+  failure_ = why;
+  failed_since_ = since;
+  failed_ = true;
+}
+
 Error ProcessGroup::fail(Error error, const Signature& signature,
                          Clock::duration elapsed) noexcept {
   error.operation(describe(signature) + ", call " + std::to_string(signature.sequence) + " of " +
@@ -207,8 +220,7 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
   }
   {
     MutexLock lock(mutex_);
-    if (!failure_) failure_ = error;
-    failed_ = true;
+    note_failure_locked(error, signature.sequence);
   }
   // Others cannot know of what went wrong on this side of the backend.
   backend_->abort(error, signature.sequence);

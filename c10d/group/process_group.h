@@ -98,8 +98,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   // The number of a message that this rank begins to send or to receive, from 1.
   uint64_t count_message() noexcept { return ++messages_; }
   MonitoredBarriers& monitored_barriers() noexcept { return monitored_barriers_; }
-  // Throws when the group has failed already.
+  // Throws when the group has failed already: for what is called now.
   void check_usable(const Signature& signature) const;
+  // The same for a collective that was called before, with its sequence: those before the one that
+  // has failed go on, or the other ranks would wait for them.
+  void check_turn(const Signature& signature) const;
   // What a call ends with whose time is over before its turn has come.
   Error missed_turn() const;
   // Remembers the first failure, and adds to it which operation on which group it was.
@@ -107,6 +110,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
  private:
   void warn_of_unfinished() const;
+  // The failure of the earliest collective counts.
+  void note_failure_locked(const Error& why, uint64_t since) FARSPAN_REQUIRES(mutex_);
 
   const GroupSpec spec_;
   const int own_rank_;
@@ -121,6 +126,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::atomic<bool> failed_{false};  // failure_ is set
   mutable Mutex mutex_;
   std::optional<Error> failure_ FARSPAN_GUARDED_BY(mutex_);
+  uint64_t failed_since_ FARSPAN_GUARDED_BY(mutex_) = 0;  // the first collective that ends with it
   std::map<std::vector<int>, uint64_t> groups_made_ FARSPAN_GUARDED_BY(mutex_);
 };
 

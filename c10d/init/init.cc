@@ -168,7 +168,7 @@ void destroy_process_group() {
         .advice("call init_process_group() before, and this once");
   }
   const Group group = set_default_group(nullptr);
-  wait_for_the_last(*joined);
+  if (joined.get_deleter().made.is_here()) wait_for_the_last(*joined);
   if (group) group->shutdown();
   joined.reset();
 }

@@ -129,22 +129,24 @@ struct Awaited {
 template <class Attempt>
 void keep_trying(Deadline deadline, const Awaited& server, Attempt attempt) {
   // Somebody may accept and never answer, and a name service be silent.
-  constexpr std::chrono::seconds kLongestAttempt{30}, kTellAgain{60};
+  constexpr std::chrono::seconds kShortestAttempt{1}, kLongestAttempt{30}, kTellAgain{60};
   const TimePoint start = Clock::now();
   Deadline tell = Deadline::after(server.quiet);
   std::string last;   // what went wrong, but not that the time is over
   Deadline patience;  // with who closes every connection; never, while nobody does
   for (Pauses pauses(Millis{10}, Millis{1'000});; pauses.pause(deadline)) {
     const TimePoint begun = Clock::now();
+    const Deadline own = Deadline::after(
+        std::clamp<Clock::duration>(tell.remaining(), kShortestAttempt, kLongestAttempt));
     try {
-      const Millis limit = last.empty() ? server.quiet : kLongestAttempt;
-      attempt(earlier(deadline, Deadline::after(limit)));
+      attempt(earlier(deadline, own));
       return;
     } catch (const Error& error) {
       const bool again = error.code() == Code::kUnavailable ||
                          error.code() == Code::kDisconnected || error.code() == Code::kTimeout;
       if (!again) throw;
-      if (last.empty() || error.code() != Code::kTimeout) last = error.message();
+      const bool is_cut_short = error.code() == Code::kTimeout && deadline.at() < own.at();
+      if (last.empty() || !is_cut_short) last = error.message();
       // Not when it was the server itself that said why.
       const bool closes =
           error.code() == Code::kDisconnected && last.find(" says: ") == std::string::npos;

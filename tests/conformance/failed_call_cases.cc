@@ -105,28 +105,32 @@ TEST_P(CollectiveSuite, ACallBehindALongOneEndsInItsOwnTimeAndTheLongOneGoesOn) 
   for (const int64_t count : {2, 100'000}) {
     on_each(2, [count](int rank) {
       const auto group = dist::new_group({0, 1});
-      const Tensor x = at::ones({count});
+      const Tensor x = at::ones({count}), y = at::ones({3});
       const auto barrier = [&](Millis timeout) {
         return error_of([&] { dist::barrier({.group = group, .timeout = timeout}); });
       };
       if (rank == 0) {
         const dist::Work work = dist::all_reduce_async(x, {.group = group});
+        const dist::Work next = dist::all_reduce_async(y, {.group = group});
         const TimePoint begun = Clock::now();
         const Error error = barrier(kLimit);
         EXPECT_LT(Clock::now() - begun, milliseconds(15'000));
         EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
         EXPECT_THAT(error.what(), ContainsRegex(who(0) + ".*its turn had not come.*all_reduce"));
-        EXPECT_THAT(error.operation(), HasSubstr("barrier, call 2 of group"));
+        EXPECT_THAT(error.operation(), HasSubstr("barrier, call 3 of group"));
         dist::barrier();
         work.wait();
+        next.wait();
       } else {
         dist::barrier();
         dist::all_reduce(x, {.group = group});
+        dist::all_reduce(y, {.group = group});
         const Error told = barrier(milliseconds(15'000));
         EXPECT_EQ(told.code(), Code::kTimeout) << told.what();
         EXPECT_THAT(told.what(), HasSubstr("its turn had not come"));
       }
       EXPECT_TRUE(at::equal(x, at::full({count}, 2.0)));
+      EXPECT_TRUE(at::equal(y, at::full({3}, 2.0)));
       dist::barrier();  // who leaves would be named for that
     });
   }

@@ -148,6 +148,20 @@ TEST_F(LaneTest, WhoseTimeIsOverBeforeItsTurnEndsInTime) {
   post([](uint64_t) {}).wait();
 }
 
+TEST_F(LaneTest, WhoWaitsTakesNothingThatIsBehindWhatHeWaitsFor) {
+  std::atomic<bool> go{false};
+  for (int round = 0; round < 3000; ++round) {
+    go = false;
+    const auto first = post([](uint64_t) {});
+    const auto behind = post([&](uint64_t) {
+      while (!go) std::this_thread::yield();
+    });
+    first.wait();  // not until what is behind has ended, too, which this thread lets go on
+    go = true;
+    behind.wait();
+  }
+}
+
 TEST_F(LaneTest, WhoWaitsTakesWhatHasMoreTimeWhereTheThreadIsInACallback) {
   std::atomic<bool> done{false};
   const auto first = post([](uint64_t) {});

@@ -171,7 +171,9 @@ int fork_in_between() {
   if (rank == 0) {
     const pid_t child = fork();
     if (child == 0) {
+      all->shutdown();
       all.reset();
+      dist::destroy_process_group();
       std::exit(7);
     }
     int status = 0;
