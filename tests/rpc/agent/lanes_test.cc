@@ -64,7 +64,8 @@ class LanesTest : public ::testing::Test {
     here_.set_workers(records);
     there_.set_workers(records);
   }
-  ~LanesTest() override {
+  // Before any part of the test goes.
+  void TearDown() override {
     here_.stop();
     there_.stop();
   }
