@@ -152,6 +152,7 @@ TEST_F(LanesTest, MayBeLostAtAnyMoment) {
     }
     const auto first = call({Buffer::copy_of(pattern(kLarge, 1))});
     const auto second = call({Buffer::copy_of(pattern(4 * kLarge, 2))});
+    // No moment of what travels is special: nothing here waits for one.
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 5'000));
     if (!lanes.empty()) shutdown(lanes[random() % lanes.size()], SHUT_RDWR);
     for (const auto& [answer, size, seed] :
