@@ -29,8 +29,12 @@ struct Joined {
 struct Leave {
   MadeHere made;
   void operator()(Joined* joined) const {
-    static Joined* kept = nullptr;
-    made.is_here() ? delete joined : void(kept = joined);
+    [[maybe_unused]] static Joined* forgotten = nullptr;
+    if (made.is_here()) {
+      delete joined;
+    } else {
+      forgotten = joined;
+    }
   }
 };
 
