@@ -15,9 +15,11 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(std::shared_ptr<Node> node, GroupSpec spec)
+  enum class Kind { kDefault, kSubgroup };
+  CpuBackend(std::shared_ptr<Node> node, GroupSpec spec, Kind kind)
       : node_(std::move(node)),
         spec_(std::move(spec)),
+        kind_(kind),
         id_(spec_.id()),
         layout_(node_->hosts_of(spec_.ranks), spec_.rank) {
     for (const int rank : spec_.ranks) names_.push_back(node_->name_of(rank));
@@ -95,7 +97,7 @@ class CpuBackend final : public Backend {
   void abort(const Error& why, uint64_t since) noexcept override;
   void leave() noexcept override;
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
-    return std::make_shared<CpuBackend>(node_, std::move(spec));
+    return std::make_shared<CpuBackend>(node_, std::move(spec), Kind::kSubgroup);
   }
 
  private:
@@ -143,6 +145,7 @@ class CpuBackend final : public Backend {
 
   const std::shared_ptr<Node> node_;
   const GroupSpec spec_;
+  const Kind kind_;
   const uint64_t id_;  // of the group, on lines
   const hosts::Layout layout_;
   std::vector<std::string> names_;     // by rank in the group
@@ -207,6 +210,7 @@ void CpuBackend::leave() noexcept {
     if (left_) return;
     left_ = true;
   }
+  if (kind_ == Kind::kDefault && !is_alone()) node_->say_departure();
   node_->post().leave(channel_of(id_), spec_);
   node_->post().leave(id_, spec_);
   {
@@ -220,7 +224,8 @@ void CpuBackend::leave() noexcept {
 }  // namespace
 
 std::shared_ptr<Backend> make_cpu_backend(const BackendContext& context) {
-  return std::make_shared<CpuBackend>(Node::make(context), context.group);
+  return std::make_shared<CpuBackend>(Node::make(context), context.group,
+                                      CpuBackend::Kind::kDefault);
 }
 
 }  // namespace farspan::dist::cpu

@@ -35,14 +35,15 @@ bool is_loopback(const std::string& address) {
 
 }  // namespace
 
-Node::Node(int rank, int world_size)
+Node::Node(const std::shared_ptr<Store>& store, int rank, int world_size)
     : rank_(rank),
       world_size_(world_size),
       reactor_(std::make_shared<net::Reactor>(
           net::ReactorOptions{.threads = 2, .name = "farspan-node"})),
       loop_(std::make_shared<net::Loop>(reactor_->timers())),
       post_(std::make_shared<Post>(reactor_, loop_)),
-      scratch_(net::MemoryPool::make({.max_idle_bytes = kIdleScratch})) {
+      scratch_(net::MemoryPool::make({.max_idle_bytes = kIdleScratch})),
+      departures_(store, rank) {
   scratch_->shrink_by(&reactor_->timers());
 }
 
@@ -59,7 +60,8 @@ std::shared_ptr<Node> Node::handle(std::shared_ptr<Node> node) {
 }
 
 std::shared_ptr<Node> Node::make(const BackendContext& context) {
-  const std::shared_ptr<Node> node(new Node(context.group.rank, context.group.size()));
+  const std::shared_ptr<Node> node(
+      new Node(context.store, context.group.rank, context.group.size()));
   const std::shared_ptr<Node> shared = handle(node);
   node->listen();
   node->meet(context);
@@ -132,6 +134,13 @@ void Node::open_post() {
   };
   world.on_gone = [weak](int rank) {
     if (const auto self = weak.lock()) self->note_gone(rank);
+  };
+  world.ask_fate = [weak, post = std::weak_ptr(post_)](int rank) {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->departures_.ask(rank, [post, rank](bool has_left) {
+      if (const auto there = post.lock()) there->explain(rank, has_left);
+    });
   };
   world.waits_for = [weak](uint64_t group) {
     const auto self = weak.lock();
@@ -563,6 +572,7 @@ void Node::stop() noexcept {
     lines_.clear();
   }
   listening_.reset();
+  departures_.stop();
   post_->stop(kSendingTime);
   for (const auto& line : lines) line->close();
   loop_->close();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <farspan/c10d/backends/cpu/address.h>
+#include <farspan/c10d/backends/cpu/departures.h>
 #include <farspan/c10d/backends/cpu/host_line.h>
 #include <farspan/c10d/backends/cpu/post/post.h>
 #include <farspan/c10d/backends/cpu/team.h>
@@ -69,6 +70,9 @@ class Node : public std::enable_shared_from_this<Node> {
   // What is kept for a group; later messages about it are dropped.
   void forget(uint64_t id) noexcept;
 
+  // This rank leaves the job: a word for those to whom it has no line.
+  void say_departure() noexcept { departures_.say(); }
+
   // Somebody waits long for this rank: from now on its end is noticed.
   void watch(int rank) noexcept;
 
@@ -98,7 +102,7 @@ class Node : public std::enable_shared_from_this<Node> {
   };
 
   static std::shared_ptr<Node> handle(std::shared_ptr<Node> node);
-  Node(int rank, int world_size);
+  Node(const std::shared_ptr<Store>& store, int rank, int world_size);
   void listen();
   void meet(const BackendContext& context);
   void listen_to_hosts(const BackendContext& context);
@@ -127,6 +131,7 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<net::Loop> loop_;
   const std::shared_ptr<Post> post_;
   const std::shared_ptr<net::MemoryPool> scratch_;
+  Departures departures_;
   std::unique_ptr<net::Loop::Listening> listening_;
   std::string host_socket_;
 

@@ -21,6 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using farspan::testing::code_of;
+using farspan::testing::error_of;
 using ::testing::HasSubstr;
 
 constexpr Millis kLong = 60s;  // which nothing here may take
@@ -181,6 +182,29 @@ TEST_P(Leaving, AReceiveThatIsPostedMeanwhileEnds) {
     one.join();
     two.join();
   }
+}
+
+// Between the two there was no line on which it could have said so.
+TEST_P(Leaving, AReceiveFromAnyoneGoesOnWithoutWhoLeftAndEndedBeforeIt) {
+  auto ranks = testing::make_job(3, GetParam().host_of);
+  const auto end = [&](size_t rank) {
+    ranks[rank]->leave();
+    ranks[rank].reset();
+  };
+  std::vector<std::byte> got(8), sent(8, std::byte{7}), none(8);
+  const auto receive = [&](int from, std::vector<std::byte>& bytes) {
+    return ranks[0]->recv(testing::message(from, 1, kLong), testing::block_of(bytes));
+  };
+  end(1);
+  const Future<int> from_anyone = receive(-1, got);
+  EXPECT_EQ(code_of([&] { receive(1, none).wait(); }), Code::kDisconnected);
+  ranks[2]->send(testing::message(0, 1, kLong), testing::block_of(sent)).wait();
+  EXPECT_EQ(Future<int>(from_anyone).wait(), 2);
+  EXPECT_EQ(got, sent);
+  end(2);
+  const Error error = error_of([&] { receive(-1, none).wait(); });
+  EXPECT_THAT(error.what(), HasSubstr("all other ranks have left the group"));
+  end(0);
 }
 
 TEST_P(Leaving, EveryOtherRankIsToldWhoHasLeftInsideACollective) {

@@ -292,7 +292,7 @@ Future<int> Post::recv(uint64_t group, const GroupSpec& spec, const Message& mes
     Box& box = box_locked(group, spec);
     if (auto found = box.inbox.post(receive)) {
       match_locked(std::move(*found), receive, doing);
-    } else if (auto why = why_none_locked(group, *receive)) {
+    } else if (auto why = why_none_locked(group, *receive, doing)) {
       box.inbox.withdraw(*receive);
       doing.endings.push_back({receive, -1, std::move(why)});
       if (message.peer < 0) note_told_locked(box);
@@ -368,6 +368,7 @@ void Post::perform(Doing& doing) {
     line->post(letter, std::as_bytes(std::span(text)));
   }
   for (const auto& [line, bytes] : doing.claims) line->claim(bytes);
+  for (const int rank : doing.unexplained) world_.ask_fate(rank);
   for (auto& one : doing.pulls) {
     if (one->is_large()) {
       pull_by_threads(one);
@@ -414,6 +415,12 @@ std::optional<Error> Post::why_ended_locked(uint64_t group) const {
   return failed->second;
 }
 
+bool Post::has_left_locked(const Box& box, int place) const {
+  if (box.left.contains(place)) return true;
+  const auto fate = fates_.find(box.ranks[static_cast<size_t>(place)]);
+  return fate != fates_.end() && fate->second == Fate::kLeft;
+}
+
 bool Post::is_absent_locked(const Box& box, int place) const {
   return box.left.contains(place) || gone_.contains(box.ranks[static_cast<size_t>(place)]);
 }
@@ -421,18 +428,19 @@ bool Post::is_absent_locked(const Box& box, int place) const {
 // That it has left says more than that its process is gone since.
 Error Post::absent_locked(const Box& box, int place) const {
   const int rank = box.ranks[static_cast<size_t>(place)];
-  if (!box.left.contains(place)) return gone(rank);
+  if (!has_left_locked(box, place)) return gone(rank);
   return left_error(name_of(rank));
 }
 
 // Why nothing more can come for it.
-std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receive) const {
+std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receive, Doing& doing) {
   if (auto why = why_ended_locked(group)) return why;
   const Box& box = boxes_.at(group);
   const int from = receive.wanted.peer;
   if (from >= 0) {
     return is_absent_locked(box, from) ? std::optional(absent_locked(box, from)) : std::nullopt;
   }
+  if (!is_explained_locked(box, doing)) return std::nullopt;
   if (const auto place = untold_death_locked(box)) return absent_locked(box, *place);
   size_t absent = 0;
   for (size_t place = 0; place < box.ranks.size(); ++place) {
@@ -442,10 +450,22 @@ std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receiv
   return Error(Code::kDisconnected, "all other ranks have left the group");
 }
 
+bool Post::is_explained_locked(const Box& box, Doing& doing) {
+  bool all = true;
+  for (size_t place = 0; place < box.ranks.size(); ++place) {
+    const int rank = box.ranks[place];
+    if (!gone_.contains(rank) || box.left.contains(static_cast<int>(place))) continue;
+    const auto [fate, is_new] = fates_.emplace(rank, Fate::kAsked);
+    if (is_new) doing.unexplained.push_back(rank);
+    all &= fate->second != Fate::kAsked;
+  }
+  return all;
+}
+
 std::optional<int> Post::untold_death_locked(const Box& box) const {
   for (size_t at = 0; at < box.ranks.size(); ++at) {
     const auto place = static_cast<int>(at);
-    if (!gone_.contains(box.ranks[at]) || box.left.contains(place)) continue;
+    if (!gone_.contains(box.ranks[at]) || has_left_locked(box, place)) continue;
     if (!box.told.contains(place)) return place;
   }
   return std::nullopt;

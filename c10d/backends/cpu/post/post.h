@@ -44,8 +44,9 @@ struct PostWorld {
   uint64_t stripe_bytes = 0;
   size_t stripes = 1;
   uint64_t attach_bytes = 0;  // within the host: from this size on receivers read senders' memory
-  std::function<void(int)> watch;                     // somebody waits long for this rank
-  std::function<void(int)> on_gone;                   // the line to it has ended
+  std::function<void(int)> watch;     // somebody waits long for this rank
+  std::function<void(int)> on_gone;   // the line to it has ended
+  std::function<void(int)> ask_fate;  // of a rank that is gone: calls explain(), soon
   std::function<WaitsFor(uint64_t group)> waits_for;  // this process; be quick
   // A rank has told that this group is of no use any more. From the thread that reads: be quick.
   std::function<void(uint64_t group, const Failure& failure)> on_failed;
@@ -90,6 +91,9 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void suspect(int rank) noexcept;
   // A rank is gone: so is what needs it.
   void lose(int rank) noexcept;
+
+  // Why a rank is gone: it had left the job, or has died.
+  void explain(int rank, bool has_left) noexcept;
 
   // What was sent leaves first, for `at_most` in all.
   void stop(Millis at_most) noexcept;
@@ -141,12 +145,14 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
     std::vector<Copy> copies;
     std::vector<std::pair<std::shared_ptr<Line>, uint64_t>> claims;
     std::vector<std::shared_ptr<Pull>> pulls;
+    std::vector<int> unexplained;  // who is gone, and may have left without a word to this rank
     std::shared_ptr<Sending> accepted;  // a message of this rank's, which can be written now
   };
   struct Looks {  // what look() does without the lock
     std::set<int> watched;
     std::set<std::pair<uint64_t, int>> asked;
   };
+  enum class Fate { kAsked, kLeft, kDied };
   using FillingKey = std::pair<int, uint64_t>;  // the sender, in the default group, and its offer
 
   std::unique_ptr<transport::Listener> listen_by(transport::Transport& transport,
@@ -172,14 +178,18 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void greet(Line& line, const Letter& hello);
 
   Box& box_locked(uint64_t group, const GroupSpec& spec) FARSPAN_REQUIRES(mutex_);
+  // Before a receive from anyone ends with somebody's death: false, while the death is none for
+  // sure.
+  bool is_explained_locked(const Box& box, Doing& doing) FARSPAN_REQUIRES(mutex_);
   // Why nothing in this group can be sent or received here any more.
   std::optional<Error> why_ended_locked(uint64_t group) const FARSPAN_REQUIRES(mutex_);
-  std::optional<Error> why_none_locked(uint64_t group, const Receive& receive) const
+  std::optional<Error> why_none_locked(uint64_t group, const Receive& receive, Doing& doing)
       FARSPAN_REQUIRES(mutex_);
   // Who died and ends receives from anyone: those that wait, or else the next one. Later ones go on
   // with who is left.
   std::optional<int> untold_death_locked(const Box& box) const FARSPAN_REQUIRES(mutex_);
   void note_told_locked(Box& box) FARSPAN_REQUIRES(mutex_);
+  bool has_left_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
   bool is_absent_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
   Error absent_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const
@@ -257,6 +267,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   std::set<uint64_t> left_ FARSPAN_GUARDED_BY(mutex_);           // groups
   std::map<uint64_t, Error> failed_ FARSPAN_GUARDED_BY(mutex_);  // groups
   std::set<int> gone_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<int, Fate> fates_ FARSPAN_GUARDED_BY(mutex_);  // of those, where it matters
   std::map<int, std::shared_ptr<Line>> lines_ FARSPAN_GUARDED_BY(mutex_);  // dialled, by rank
   // Dialled, too: only parts of large messages travel there.
   std::multimap<int, std::shared_ptr<Line>> stripes_ FARSPAN_GUARDED_BY(mutex_);

@@ -70,7 +70,7 @@ void Post::end_hopeless_locked(uint64_t group, Doing& doing) {
   if (box.ranks.empty()) return;
   bool some_from_anyone = false;
   for (auto& receive : box.inbox.posted()) {
-    auto why = why_none_locked(group, *receive);
+    auto why = why_none_locked(group, *receive, doing);
     if (!why) continue;
     some_from_anyone |= receive->wanted.peer < 0;
     box.inbox.withdraw(*receive);
@@ -202,6 +202,20 @@ void Post::lose(int rank) noexcept {
                       [&](const Waiting& one) { return why_lost(one.group); }, doing);
   }
   perform_and_tell(doing);
+}
+
+void Post::explain(int rank, bool has_left) noexcept {
+  reactor_->timers().add(TimePoint(), [weak = weak_from_this(), rank, has_left] {
+    const auto self = weak.lock();
+    if (!self) return;
+    Doing doing;
+    {
+      MutexLock lock(self->mutex_);
+      self->fates_[rank] = has_left ? Fate::kLeft : Fate::kDied;
+      for (const auto& [group, box] : self->boxes_) self->end_hopeless_locked(group, doing);
+    }
+    self->perform_and_tell(doing);
+  });
 }
 
 void Post::stop(Millis at_most) noexcept {
