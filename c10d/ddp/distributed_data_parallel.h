@@ -124,7 +124,8 @@ struct ContainedModule<T> {
 //
 // A parameter has one at a time: as long as one lives that has not failed, another one of the same
 // module, or of a module that shares a parameter with it, is refused on all ranks. Both would take
-// each other's averages for gradients.
+// each other's averages for gradients. It has failed on a rank once a call has thrown there: where
+// only others have seen an error so far, destroy it first.
 //
 // Threading: one thread at a time. Lifetime: longer than the backward passes of its forward passes.
 template <class Net>
