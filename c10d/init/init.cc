@@ -1,5 +1,7 @@
 #include <farspan/c10d/init/init.h>
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <utility>
 
@@ -18,12 +20,28 @@ namespace {
 constexpr const char* kJoinedKey = "joined";
 // What rank 0, which may host the store, waits for ranks that have not read it yet.
 constexpr Millis kFarewell{30'000};
+// For the next store, where the one of before has ended while this rank was at it.
+constexpr Millis kNextStore{5'000};
 
 // What the default group was made from. The store may live in this process.
 struct Joined {
   Rendezvous job;
   std::shared_ptr<Store> store;  // of this start alone; null: the backend needs none
+  bool is_whole = false;         // this rank has joined
 };
+
+// Rank 0 may host the store, which the others read until they have joined.
+void wait_for_the_last(const Joined& made) noexcept {
+  if (!made.store || made.job.rank != 0 || !made.is_whole) return;
+  try {
+    const Deadline deadline = Deadline::after(kFarewell);
+    while (made.store->add(kJoinedKey, 0) < made.job.world_size && !deadline.expired()) {
+      std::this_thread::sleep_for(Millis(5));
+    }
+  } catch (const Error& error) {
+    log(LogLevel::kInfo, "c10d/init", error.what());
+  }
+}
 
 // At the process's end; a child that was forked only forgets it.
 struct Leave {
@@ -31,6 +49,7 @@ struct Leave {
   void operator()(Joined* joined) const {
     [[maybe_unused]] static Joined* forgotten = nullptr;
     if (made.is_here()) {
+      wait_for_the_last(*joined);
       delete joined;
     } else {
       forgotten = joined;
@@ -71,9 +90,14 @@ RendezvousOptions rendezvous_options(const InitOptions& options) {
 }
 
 // All ranks, who meet in a store.
-GroupSpec meet_in_store(const InitOptions& options, Deadline deadline, Joined& made) {
-  made.job = rendezvous(options.init_method, rendezvous_options(options));
+GroupSpec meet_in_store(const InitOptions& options, Millis to_reach_it, Deadline deadline,
+                        Joined& made) {
+  RendezvousOptions where = rendezvous_options(options);
+  where.timeout = to_reach_it;
+  made.job.rank = -1;  // not known yet
+  made.job = rendezvous(options.init_method, where);
   const auto [store, rank, size] = made.job;
+  if (!options.store) store->set_timeout(options.init_timeout);
   PrefixStore own("dist", store);
   GroupSpec group;
   group.name = agree_on_generation(own, rank, size, deadline);
@@ -82,6 +106,26 @@ GroupSpec meet_in_store(const InitOptions& options, Deadline deadline, Joined& m
   made.store =
       std::make_shared<PrefixStore>(group.name, std::make_shared<PrefixStore>("dist", store));
   return group;
+}
+
+// The store that is there may be that of a group of before, which rank 0 is about to leave, to host
+// another one.
+GroupSpec meet_in_next_store(const InitOptions& options, Deadline deadline, Joined& made) {
+  try {
+    return meet_in_store(options, options.init_timeout, deadline, made);
+  } catch (const Error& error) {
+    const bool has_ended =
+        error.code() == Code::kDisconnected || error.code() == Code::kUnavailable;
+    if (!has_ended || options.store || made.job.rank == 0 || deadline.expired()) throw;
+    log(LogLevel::kInfo, "c10d/init", std::string("looks for the next store: ") + error.what());
+    try {
+      const auto left = std::chrono::ceil<Millis>(deadline.remaining());
+      return meet_in_store(options, std::min(kNextStore, left), deadline, made);
+    } catch (const Error& again) {
+      if (again.code() != Code::kUnavailable) throw;
+    }
+    throw;  // there is none
+  }
 }
 
 // All ranks, whom the backend's launcher has numbered. A process that it does not know is a world
@@ -110,28 +154,16 @@ Group join(const std::string& backend, const InitOptions& options, Joined& made)
   if (const MeetRanks meet = meeting_of_backend(backend)) {
     context.group = meet_by_launcher(backend, meet, options, context.deadline);
   } else {
-    context.group = meet_in_store(options, context.deadline, made);
+    context.group = meet_in_next_store(options, context.deadline, made);
   }
   context.store = made.store;
   context.bind_host = options.bind_host;
   auto exchange = make_backend(backend, context);
   if (made.store) made.store->add(kJoinedKey, 1);
+  made.is_whole = true;
   const int rank = context.group.rank;
   return std::make_shared<ProcessGroup>(std::move(context.group), rank, std::move(exchange),
                                         options.timeout);
-}
-
-// Rank 0 may host the store, which the others read until they have joined.
-void wait_for_the_last(const Joined& made) noexcept {
-  if (!made.store || made.job.rank != 0) return;
-  try {
-    const Deadline deadline = Deadline::after(kFarewell);
-    while (made.store->add(kJoinedKey, 0) < made.job.world_size && !deadline.expired()) {
-      std::this_thread::sleep_for(Millis(5));
-    }
-  } catch (const Error& error) {
-    log(LogLevel::kInfo, "c10d/init", error.what());
-  }
 }
 
 }  // namespace
@@ -173,6 +205,7 @@ void destroy_process_group() {
   }
   const Group group = set_default_group(nullptr);
   if (joined.get_deleter().made.is_here()) wait_for_the_last(*joined);
+  joined->is_whole = false;  // nobody needs to be waited for again
   if (group) group->shutdown();
   joined.reset();
 }

@@ -34,8 +34,9 @@ int write_all(int fd, std::string_view text) {
   return fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: nothing that has a disk
 }
 
-// A neighbour that takes the place of the file.
-path part_of(const path& file) { return file.string() + ".part" + std::to_string(getpid()); }
+// A neighbour that takes the place of the file. One that was left by a process that was killed
+// before it could is written over by the next.
+path part_of(const path& file) { return file.string() + ".part"; }
 
 // Returns the error number, or 0.
 int put_in_place(const path& part, const path& file) {
@@ -54,7 +55,7 @@ int name_it(int fd, const path& file) {
   if (name(file)) return 0;
   if (errno != EEXIST) return errno;
   const path part = part_of(file);
-  unlink(part.c_str());  // of a process that had the same number, long ago
+  unlink(part.c_str());
   return name(part) ? put_in_place(part, file) : errno;
 }
 

@@ -11,8 +11,8 @@ namespace console {
 
 // Replaces `file`, or makes it, with the folders it needs. The text has no name until it is
 // complete and on the disk, so a program that is killed meanwhile leaves the old file, if there was
-// one, and nothing else (where the file system can: else a neighbour, FILE.partPID, is written and
-// renamed).
+// one. Then a neighbour, FILE.part, takes its place; where the file system has no nameless files,
+// the text is written there. One process at a time writes a file.
 //   throws  farspan::Error kUnavailable: the file cannot be written, and why
 void write_whole_file(const std::filesystem::path& file, std::string_view text);
 

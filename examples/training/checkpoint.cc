@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -30,13 +31,16 @@ namespace dist = farspan::dist;
 // Empty: there is no such file.
 std::string read_file(const path& file) {
   if (file.empty() || !std::filesystem::exists(file)) return "";
+  const auto refuse = [&](Code code, const std::string& why) {
+    throw Error(code, why).operation("read '" + file.string() + "'");
+  };
+  if (!std::filesystem::is_regular_file(file)) refuse(Code::kInvalidArgument, "it is no file");
+  errno = 0;
   std::ifstream in(file, std::ios::binary);
-  std::ostringstream all;
-  all << in.rdbuf();
-  if (!in || !all) {
-    throw Error(Code::kUnavailable, std::strerror(errno)).operation("read '" + file.string() + "'");
-  }
-  return all.str();
+  std::string all(std::istreambuf_iterator<char>(in), {});
+  if (!in.is_open() || in.bad()) refuse(Code::kUnavailable, std::strerror(errno));
+  if (all.empty()) refuse(Code::kInvalidArgument, "it is empty; remove it to begin anew");
+  return all;
 }
 
 // As a tensor, which may be of any size.

@@ -14,6 +14,11 @@ namespace {
 constexpr size_t kSlabBytes = 128 << 10;
 // Segments up to this size share the frame's own block; larger ones get memory of their own.
 constexpr size_t kInlineSegment = 16 << 10;
+// Frames up to this size share a block of the next: they come and go in rows, and what somebody
+// keeps of one is copied out of it.
+constexpr size_t kSmallFrame = 1 << 10;
+constexpr size_t kSharedBlock = 4 << 10;
+constexpr size_t kBlockAlignment = 16;
 // What remains of a segment is read straight into place when it is at least this much.
 constexpr size_t kDirectRead = 8 << 10;
 
@@ -124,7 +129,7 @@ bool FrameReader::parse_head() {
   table.bytes = slab_.data() + begin_ + sizeof(FrameHeader);
   const std::byte* const behind = table.bytes + table.size();
   const size_t inline_bytes = check_segments(table);
-  const Buffer block = Buffer::allocate(header.meta_bytes + inline_bytes);
+  const Buffer block = block_of(header.meta_bytes + inline_bytes);
   if (offers) std::memcpy(&frame_.offer, behind, sizeof(Offer));
   if (offers && frame_.offer.id == 0) throw corrupt("an offer without an id");
   if (hands_over) read_handed_over(table, behind + sizeof(Offer));
@@ -172,6 +177,15 @@ size_t FrameReader::check_segments(const Table& table) const {
   }
   if (left != 0) throw corrupt("the payload exceeds its segments");
   return inline_bytes;
+}
+
+Buffer FrameReader::block_of(size_t bytes) {
+  if (bytes > kSmallFrame) return Buffer::allocate(bytes);
+  const size_t room = (bytes + kBlockAlignment - 1) & ~(kBlockAlignment - 1);
+  if (shared_.size() < room) shared_ = Buffer::allocate(kSharedBlock);
+  Buffer block = shared_.slice(0, bytes);
+  shared_ = shared_.slice(room, shared_.size() - room);
+  return block;
 }
 
 Buffer FrameReader::room_for(size_t bytes) const {

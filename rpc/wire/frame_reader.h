@@ -48,6 +48,7 @@ class FrameReader {
   size_t check_segments(const Table& table) const;
   void read_handed_over(const Table& table, const std::byte* from);
   Buffer room_for(size_t bytes) const;
+  Buffer block_of(size_t bytes);
   void plan_segments(const Table& table, const Buffer& inline_space);
   bool fill_from_slab();
   size_t slab_left() const noexcept { return end_ - begin_; }
@@ -66,6 +67,7 @@ class FrameReader {
   size_t begin_ = 0, end_ = 0;
   bool in_frame_ = false;
   InFrame frame_;
+  Buffer shared_;  // what is left of the block of small frames
   std::vector<Fill> fills_;
   size_t next_fill_ = 0;
 };

@@ -132,6 +132,20 @@ TEST(Checkpoint, ARunWithoutAFileBegins) {
   });
 }
 
+TEST(Checkpoint, WhatIsNoCheckpointIsRefusedByName) {
+  const TemporaryFolder folder;
+  const std::string empty = folder.file("empty");
+  std::ofstream(empty).flush();
+  for (const std::string& file : {empty, std::string("/dev/zero"), folder.file("")}) {
+    run_on_fake_ranks(1, [&](int) {
+      Trainer trainer;
+      const Error error = error_of([&] { resume(file, trainer.run); });
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("read '" + file + "'"));
+    });
+  }
+}
+
 TEST(Checkpoint, OfAnotherRunIsRefusedByName) {
   const TemporaryFolder folder;
   const std::string file = folder.file("run");

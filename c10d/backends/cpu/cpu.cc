@@ -210,7 +210,7 @@ void CpuBackend::leave() noexcept {
     if (left_) return;
     left_ = true;
   }
-  if (kind_ == Kind::kDefault && !is_alone()) node_->say_departure();
+  if (kind_ == Kind::kDefault && !is_alone()) node_->announce_departure();
   node_->post().leave(channel_of(id_), spec_);
   node_->post().leave(id_, spec_);
   {

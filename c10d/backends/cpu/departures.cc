@@ -1,5 +1,6 @@
 #include <farspan/c10d/backends/cpu/departures.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,8 @@ namespace {
 
 // The store may have ended, or be out of reach.
 constexpr Millis kStoreTime{500};
+// Then it is not asked for a while: others may have died with its host.
+constexpr Millis kSilence{5'000};
 
 std::shared_ptr<Store> own_part(const std::shared_ptr<Store>& store) {
   if (!store) return nullptr;
@@ -25,18 +28,9 @@ std::shared_ptr<Store> own_part(const std::shared_ptr<Store>& store) {
 Departures::Departures(const std::shared_ptr<Store>& store, int rank)
     : rank_(rank), store_(own_part(store)) {}
 
-void Departures::say() noexcept {
-  std::shared_ptr<Store> store;
-  {
-    MutexLock lock(mutex_);
-    store = std::move(store_);
-  }
-  if (!store) return;
-  try {
-    store->set(std::to_string(rank_), "");
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, "c10d/backends/cpu", error.what());  // its host may have left before
-  }
+void Departures::announce() noexcept {
+  MutexLock lock(mutex_);
+  announced_ = true;
 }
 
 void Departures::ask(int rank, Answer answer) {
@@ -48,16 +42,14 @@ void Departures::ask(int rank, Answer answer) {
 }
 
 bool Departures::has_left(int rank) noexcept {
-  std::shared_ptr<Store> store;
-  {
-    MutexLock lock(mutex_);
-    store = store_;
-  }
+  if (!store_ || Clock::now() < asked_in_vain_until_) return false;
   try {
-    return store && store->check({std::to_string(rank)});
-  } catch (const Error& error) {
+    return store_->check({std::to_string(rank)});
+  } catch (...) {
+    asked_in_vain_until_ = Clock::now() + kSilence;
     log(LogLevel::kInfo, "c10d/backends/cpu",
-        "whether rank " + std::to_string(rank) + " has left: " + error.what());
+        "whether rank " + std::to_string(rank) +
+            " has left: " + to_error(std::current_exception()).what());
     return false;
   }
 }
@@ -77,15 +69,22 @@ void Departures::run() noexcept {
 
 void Departures::stop() noexcept {
   std::thread thread;
+  bool says = false;
   {
     MutexLock lock(mutex_);
-    stopped_ = true;
+    if (std::exchange(stopped_, true)) return;
+    says = announced_;
     questions_.clear();
-    store_ = nullptr;
     thread = std::move(thread_);
   }
   asked_.notify_one();
   if (thread.joinable()) thread.join();
+  try {
+    if (says && store_) store_->set(std::to_string(rank_), "");
+  } catch (...) {  // its host may have left before
+    log(LogLevel::kDebug, "c10d/backends/cpu", to_error(std::current_exception()).what());
+  }
+  store_ = nullptr;
 }
 
 }  // namespace farspan::dist::cpu

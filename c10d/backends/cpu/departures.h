@@ -10,11 +10,13 @@
 #include <vector>
 
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
 #include <farspan/c10d/store/store.h>
 
 namespace farspan::dist::cpu {
 
 // Threading: every method from any thread; answers come in a thread of its own.
+// Lifetime:  the store, which may live in this process, is there until stop().
 class Departures {
  public:
   using Answer = std::function<void(bool has_left)>;
@@ -22,12 +24,12 @@ class Departures {
   Departures(const std::shared_ptr<Store>& store, int rank);
   ~Departures() { stop(); }
 
-  // This rank leaves. Blocks for half a second at most, and lets go of the store: it may live in
-  // this process.
-  void say() noexcept;
+  // This rank leaves in an orderly way: stop() says so.
+  void announce() noexcept;
   // Whether a rank, which is gone, had said so; soon. No: it has not, or nobody can tell any more.
   // Not after stop(), which waits for an answer that is being given.
   void ask(int rank, Answer answer);
+  // Blocks for half a second at most.
   void stop() noexcept;
 
  private:
@@ -39,10 +41,13 @@ class Departures {
   void run() noexcept;
 
   const int rank_;
+  // Of the thread while there is one; of stop() behind it.
+  std::shared_ptr<Store> store_;
+  TimePoint asked_in_vain_until_{};
   Mutex mutex_;
   CondVar asked_;
-  std::shared_ptr<Store> store_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<Question> questions_ FARSPAN_GUARDED_BY(mutex_);
+  bool announced_ FARSPAN_GUARDED_BY(mutex_) = false;
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::thread thread_ FARSPAN_GUARDED_BY(mutex_);  // from the first question on
 };

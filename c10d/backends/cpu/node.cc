@@ -450,8 +450,18 @@ void Node::on_end(HostLine& line) {
   if (rank >= 0) post_->suspect(rank);
 }
 
+// Of one that is gone.
+Absence Node::absence_of(uint64_t id, int rank) const noexcept {
+  return post_->has_left(id, rank) ? Absence::kLeft : Absence::kGone;
+}
+
 void Node::note_gone(int rank) noexcept {
-  std::vector<std::pair<std::shared_ptr<Team>, int>> teams;
+  struct Lost {
+    uint64_t id;
+    std::shared_ptr<Team> team;
+    int place;
+  };
+  std::vector<Lost> teams;
   std::vector<Promise<net::OwnedDescriptor>> wanted;
   {
     MutexLock lock(mutex_);
@@ -461,7 +471,8 @@ void Node::note_gone(int rank) noexcept {
       const auto found = std::find(member.ranks.begin(), member.ranks.end(), rank);
       if (found == member.ranks.end()) continue;
       if (auto team = member.team.lock()) {
-        teams.emplace_back(std::move(team), static_cast<int>(found - member.ranks.begin()));
+        teams.push_back(
+            {member.id, std::move(team), static_cast<int>(found - member.ranks.begin())});
       }
     }
     for (const auto& [id, one] : wanted_) {
@@ -469,7 +480,7 @@ void Node::note_gone(int rank) noexcept {
     }
   }
   for (const auto& promise : wanted) promise.set_error(gone_error(name_of(rank)));
-  for (const auto& [team, place] : teams) team->lose(place);
+  for (const auto& [id, team, place] : teams) team->lose(place, absence_of(id, rank));
   post_->lose(rank);
 }
 
@@ -480,7 +491,8 @@ void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vec
   if (failed != failures_.end()) team->fail(failed->second.why, failed->second.since);
   const auto left = left_.find(id);
   for (size_t place = 0; place < ranks.size(); ++place) {
-    if (gone_.contains(ranks[place])) team->lose(static_cast<int>(place));
+    const auto seat = static_cast<int>(place);
+    if (gone_.contains(ranks[place])) team->lose(seat, absence_of(id, ranks[place]));
     if (left != left_.end() && left->second.contains(ranks[place])) {
       team->lose(static_cast<int>(place), Absence::kLeft);
     }

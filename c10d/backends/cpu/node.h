@@ -70,8 +70,8 @@ class Node : public std::enable_shared_from_this<Node> {
   // What is kept for a group; later messages about it are dropped.
   void forget(uint64_t id) noexcept;
 
-  // This rank leaves the job: a word for those to whom it has no line.
-  void say_departure() noexcept { departures_.say(); }
+  // This rank has left the default group: when it leaves the last of the others, it leaves the job.
+  void announce_departure() noexcept { departures_.announce(); }
 
   // Somebody waits long for this rank: from now on its end is noticed.
   void watch(int rank) noexcept;
@@ -112,6 +112,7 @@ class Node : public std::enable_shared_from_this<Node> {
   void on_message(HostLine& line, const HostMessage& message, net::OwnedDescriptor descriptor);
   void on_end(HostLine& line);
   void note_gone(int rank) noexcept;
+  Absence absence_of(uint64_t id, int rank) const noexcept;
   net::SharedMemory lead(uint64_t id, int ranks);
   net::SharedMemory follow(uint64_t id, int leader, int ranks, const Call& call);
   void enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vector<int>& ranks);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -17,7 +19,11 @@ namespace farspan::dist::fake {
 // Where the ranks of one group meet.
 struct Room {
   explicit Room(std::vector<int> who)
-      : ranks(std::move(who)), seats(ranks.size()), taken(ranks.size()), inboxes(ranks.size()) {}
+      : ranks(std::move(who)),
+        seats(ranks.size()),
+        taken(ranks.size()),
+        inboxes(ranks.size()),
+        told(ranks.size()) {}
 
   // What is under way and what comes ends with it: messages, and the collectives from one on.
   void fail(const Error& why, uint64_t since) noexcept;
@@ -26,16 +32,27 @@ struct Room {
   bool has_failed_locked(uint64_t sequence) const FARSPAN_REQUIRES(mutex) {
     return failure && failed_since <= sequence;
   }
-  // A rank is dead.
-  void lose(int rank) noexcept;
-  // A rank calls nothing more: those that wait for it end, and those that will.
-  void leave(int rank) noexcept;
+  // A rank, by its place, calls nothing more: those that wait for it end, and those that will.
+  enum class Absence { kLeft, kDead };
+  void lose(int rank, Absence how) noexcept;
+  // One that may be a member, in the default group, is dead.
+  void lose_global(int rank) noexcept {
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    if (found != ranks.end()) lose(static_cast<int>(found - ranks.begin()), Absence::kDead);
+  }
   // "rank 3", in the default group. All are in this process, which needs no name.
   std::string name_of(int rank) const {
     return "rank " + std::to_string(ranks[static_cast<size_t>(rank)]);
   }
-  Error has_left(int rank) const { return left_error(name_of(rank)); }
-  std::optional<Error> why_none_locked(const messages::Receive& receive) const
+  Error absent_locked(int rank) const FARSPAN_REQUIRES(mutex) {
+    return absent.at(rank) == Absence::kLeft ? left_error(name_of(rank))
+                                             : gone_error(name_of(rank));
+  }
+  // A death ends the receives from anyone that wait, or else the next one; later ones go on with
+  // who is left.
+  std::optional<int> untold_death_locked(int receiver) const FARSPAN_REQUIRES(mutex);
+  void note_told_locked(int receiver) FARSPAN_REQUIRES(mutex);
+  std::optional<Error> why_none_locked(int receiver, const messages::Receive& receive) const
       FARSPAN_REQUIRES(mutex);
 
   class Waiting;
@@ -50,7 +67,8 @@ struct Room {
   std::optional<Error> failure FARSPAN_GUARDED_BY(mutex);
   uint64_t failed_since FARSPAN_GUARDED_BY(mutex) = 0;   // the first collective that ends with it
   std::vector<Inbox> inboxes FARSPAN_GUARDED_BY(mutex);  // by rank in the group
-  std::vector<int> left FARSPAN_GUARDED_BY(mutex);       // ranks
+  std::map<int, Absence> absent FARSPAN_GUARDED_BY(mutex);    // by place
+  std::vector<std::set<int>> told FARSPAN_GUARDED_BY(mutex);  // each rank, of whose deaths
 };
 
 // A receive that waits for its message, as long as somebody waits for it.
@@ -112,48 +130,53 @@ void Room::fail(const Error& why, uint64_t since) noexcept {
   for (const auto& receive : ended) receive->set_error(why);
 }
 
-// Why nothing more can come for it.
-std::optional<Error> Room::why_none_locked(const messages::Receive& receive) const {
-  if (failure) return failure;
-  if (receive.wanted.peer >= 0) {
-    const bool is_left = std::find(left.begin(), left.end(), receive.wanted.peer) != left.end();
-    return is_left ? std::optional(has_left(receive.wanted.peer)) : std::nullopt;
+std::optional<int> Room::untold_death_locked(int receiver) const {
+  for (const auto& [rank, how] : absent) {
+    if (how == Absence::kDead && !told[static_cast<size_t>(receiver)].contains(rank)) return rank;
   }
-  if (left.empty() || left.size() + 1 < ranks.size()) return std::nullopt;
+  return std::nullopt;
+}
+
+void Room::note_told_locked(int receiver) {
+  if (const auto dead = untold_death_locked(receiver)) {
+    told[static_cast<size_t>(receiver)].insert(*dead);
+  }
+}
+
+// Why nothing more can come for it.
+std::optional<Error> Room::why_none_locked(int receiver, const messages::Receive& receive) const {
+  if (failure) return failure;
+  const int from = receive.wanted.peer;
+  if (from >= 0) return absent.contains(from) ? std::optional(absent_locked(from)) : std::nullopt;
+  if (const auto dead = untold_death_locked(receiver)) return absent_locked(*dead);
+  if (absent.empty() || absent.size() + 1 < ranks.size()) return std::nullopt;
   return Error(Code::kDisconnected, "all other ranks have left the group");
 }
 
-void Room::lose(int rank) noexcept {
-  uint64_t under_way = 0;
-  {
-    MutexLock lock(mutex);
-    under_way = performed + 1;
-  }
-  fail(gone_error("rank " + std::to_string(rank)), under_way);
-}
-
-void Room::leave(int rank) noexcept {
-  bool is_needed = false;
-  uint64_t under_way = 0;
+void Room::lose(int rank, Absence how) noexcept {
   std::vector<std::pair<std::shared_ptr<messages::Receive>, Error>> ended;
   {
     MutexLock lock(mutex);
-    if (std::find(left.begin(), left.end(), rank) != left.end()) return;
-    left.push_back(rank);
-    under_way = performed + 1;
-    is_needed = std::find(taken.begin(), taken.end(), true) != taken.end();
+    if (!absent.emplace(rank, how).second) return;
     for (size_t one = 0; one < inboxes.size(); ++one) {
+      const auto receiver = static_cast<int>(one);
+      bool some_from_anyone = false;
       for (auto& receive : inboxes[one].posted()) {
-        std::optional<Error> why = why_none_locked(*receive);
-        if (static_cast<int>(one) == rank) why = left_error();
+        std::optional<Error> why = why_none_locked(receiver, *receive);
+        if (receiver == rank) why = left_error();
         if (!why) continue;
+        some_from_anyone |= receive->wanted.peer < 0;
         inboxes[one].withdraw(*receive);
         ended.emplace_back(std::move(receive), std::move(*why));
       }
+      if (some_from_anyone) note_told_locked(receiver);
+    }
+    // The collective that is under way needs it.
+    if (std::find(taken.begin(), taken.end(), true) != taken.end()) {
+      fail_locked(absent_locked(rank), performed + 1);
     }
   }
   for (auto& [receive, why] : ended) receive->set_error(std::move(why));
-  if (is_needed) fail(has_left(rank), under_way);
 }
 
 class FakeBackend final : public Backend {
@@ -188,7 +211,7 @@ class FakeBackend final : public Backend {
   Future<int> send(const Message& message, Block data) override;
   Future<int> recv(const Message& message, Block data) override;
   void abort(const Error& why, uint64_t since) noexcept override { room_->fail(why, since); }
-  void leave() noexcept override { room_->leave(spec_.rank); }
+  void leave() noexcept override { room_->lose(spec_.rank, Room::Absence::kLeft); }
   std::shared_ptr<Backend> subgroup(GroupSpec spec) override {
     return std::make_shared<FakeBackend>(fabric_, std::move(spec));
   }
@@ -217,8 +240,7 @@ Error FakeBackend::missing_locked(const Room& room, const Call& call, TimePoint 
 
 // Of a room that has failed. Who has left is told so, not that a rank is missing.
 Error FakeBackend::why_ended_locked(const Room& room) const {
-  const bool is_left = std::find(room.left.begin(), room.left.end(), spec_.rank) != room.left.end();
-  return is_left ? left_error() : *room.failure;
+  return room.absent.contains(spec_.rank) ? left_error() : *room.failure;
 }
 
 // The last one that comes does it for all.
@@ -252,8 +274,8 @@ void FakeBackend::meet(const Call& call, std::vector<Block> in, std::vector<Bloc
     ++room.performed;
     return;
   }
-  if (!room.left.empty()) {
-    room.fail_locked(room.has_left(room.left.front()), sequence);
+  if (!room.absent.empty()) {
+    room.fail_locked(room.absent_locked(room.absent.begin()->first), sequence);
     throw why_ended_locked(room);
   }
   const uint64_t before = room.performed;
@@ -278,9 +300,8 @@ Future<int> FakeBackend::send(const Message& message, Block data) {
   {
     MutexLock lock(room_->mutex);
     why = room_->failure;
-    if (std::find(room_->left.begin(), room_->left.end(), message.peer) != room_->left.end()) {
-      why = room_->has_left(message.peer);
-    }
+    if (room_->absent.contains(message.peer)) why = room_->absent_locked(message.peer);
+    if (room_->absent.contains(spec_.rank)) why = left_error();
     if (!why) {
       Room::Inbox& inbox = room_->inboxes[static_cast<size_t>(message.peer)];
       receive = inbox.match(envelope);
@@ -304,8 +325,10 @@ Future<int> FakeBackend::recv(const Message& message, Block data) {
     MutexLock lock(room_->mutex);
     Room::Inbox& inbox = room_->inboxes[static_cast<size_t>(spec_.rank)];
     arrived = inbox.post(receive);
-    if (!arrived) why = room_->why_none_locked(*receive);
+    if (!arrived) why = room_->why_none_locked(spec_.rank, *receive);
+    if (!arrived && room_->absent.contains(spec_.rank)) why = left_error();
     if (why) inbox.withdraw(*receive);
+    if (why && message.peer < 0) room_->note_told_locked(spec_.rank);
   }
   if (arrived) receive->take(*arrived);
   if (why) receive->set_error(*why);
@@ -320,17 +343,17 @@ std::shared_ptr<Fabric> Fabric::make(int ranks) {
 
 std::shared_ptr<Room> Fabric::room(const GroupSpec& spec) {
   std::shared_ptr<Room> room;
-  std::optional<int> dead;
+  std::vector<int> dead;
   {
     MutexLock lock(mutex_);
     auto& place = rooms_[spec.name];
     if (!place) place = std::make_shared<Room>(spec.ranks);
     room = place;
     for (const int rank : spec.ranks) {
-      if (dead_[static_cast<size_t>(rank)]) dead = rank;
+      if (dead_[static_cast<size_t>(rank)]) dead.push_back(rank);
     }
   }
-  if (dead) room->lose(*dead);
+  for (const int rank : dead) room->lose_global(rank);
   return room;
 }
 
@@ -341,11 +364,7 @@ void Fabric::kill(int rank) {
     dead_[static_cast<size_t>(rank)] = true;
     for (const auto& [name, room] : rooms_) rooms.push_back(room);
   }
-  for (const auto& room : rooms) {
-    if (std::find(room->ranks.begin(), room->ranks.end(), rank) != room->ranks.end()) {
-      room->lose(rank);
-    }
-  }
+  for (const auto& room : rooms) room->lose_global(rank);
 }
 
 Group Fabric::group(int rank, Millis timeout) {
@@ -364,14 +383,15 @@ void run_ranks(int ranks, const std::function<void(int rank, int size)>& body, M
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
+      const CurrentGroup current(fabric->group(rank, timeout));
       try {
-        const CurrentGroup current(fabric->group(rank, timeout));
         body(rank, ranks);
       } catch (...) {
         failures[static_cast<size_t>(rank)] = std::current_exception();
         int none = -1;
         first.compare_exchange_strong(none, rank);
-        fabric->kill(rank);  // the others need not wait for it
+        fabric->kill(
+            rank);  // the others need not wait for it: before its group goes, and it leaves
       }
     });
   }

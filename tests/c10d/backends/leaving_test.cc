@@ -207,6 +207,34 @@ TEST_P(Leaving, AReceiveFromAnyoneGoesOnWithoutWhoLeftAndEndedBeforeIt) {
   end(0);
 }
 
+// A group outlives the default one, also for what it needs to know of others.
+TEST_P(Leaving, WhoHasLeftTheDefaultGroupLearnsInAnotherWhoHasLeft) {
+  auto ranks = testing::make_job(3, GetParam().host_of);
+  std::vector<std::shared_ptr<Backend>> others;
+  for (int rank = 0; rank < 3; ++rank) {
+    GroupSpec spec = testing::whole_job(rank, 3);
+    spec.name = spec.label = "others";
+    others.push_back(ranks[static_cast<size_t>(rank)]->subgroup(spec));
+  }
+  const auto end = [&](size_t rank) {
+    if (others[rank]) others[rank]->leave();
+    others[rank].reset();
+  };
+  for (auto& rank : ranks) {
+    rank->leave();
+    rank.reset();
+  }
+  end(1);
+  std::vector<std::byte> got(8), sent(8, std::byte{7}), none(8);
+  const auto from_anyone = others[0]->recv(testing::message(-1, 1, kLong), testing::block_of(got));
+  const auto from_one = others[0]->recv(testing::message(1, 1, kLong), testing::block_of(none));
+  EXPECT_EQ(code_of([&] { Future<int>(from_one).wait(); }), Code::kDisconnected);
+  others[2]->send(testing::message(0, 1, kLong), testing::block_of(sent)).wait();
+  EXPECT_EQ(Future<int>(from_anyone).wait(), 2);
+  end(2);
+  end(0);
+}
+
 TEST_P(Leaving, EveryOtherRankIsToldWhoHasLeftInsideACollective) {
   Job job(4, GetParam().host_of);
   std::minstd_rand numbers(1);

@@ -184,6 +184,31 @@ int fork_in_between() {
   return 0;
 }
 
+// A process of three that joins again and again, each time where rank 0 hosts another store.
+int join_again() {
+  dist::InitOptions options;
+  options.init_method = std::getenv("INIT_METHOD");
+  double sum = 0;
+  for (int start = 0; start < 9; ++start) {
+    dist::init_process_group("cpu", options);
+    const at::Tensor x = at::ones({2});
+    dist::all_reduce(x);
+    sum += x[0].item<double>();
+    dist::destroy_process_group();
+  }
+  std::printf("sum %g\n", 3 * sum);
+  return 0;
+}
+
+// A process of three that ends as soon as it has joined.
+int join_and_end() {
+  dist::InitOptions options;
+  options.init_method = std::getenv("INIT_METHOD");
+  dist::init_process_group("cpu", options);
+  std::puts("sum 81");
+  return 0;
+}
+
 void expect_to_meet(const Process::Environment& place, const std::string& role = "sum_of_ranks") {
   std::vector<std::unique_ptr<Process>> ranks;
   for (const char* rank : {"0", "1", "2"}) {
@@ -210,6 +235,20 @@ TEST(InitProcessGroup, AForkedChildThatEndsIsNotTakenForItsParent) {
   place["INIT_METHOD"] = "tcp://127.0.0.1:" + std::to_string(port.number());
   place["FARSPAN_HOST_ID"] = "its own";
   expect_to_meet(place, "fork_in_between");
+}
+
+TEST(InitProcessGroup, ProcessesMeetAgainAtTheSameAddress) {
+  const ReservedPort port;
+  expect_to_meet({{"INIT_METHOD", "tcp://127.0.0.1:" + std::to_string(port.number())}},
+                 "join_again");
+}
+
+TEST(InitProcessGroup, TheStoreIsThereUntilAllHaveJoinedAlsoIfItsHostEnds) {
+  for (int start = 0; start < 10; ++start) {
+    const ReservedPort port;
+    expect_to_meet({{"INIT_METHOD", "tcp://127.0.0.1:" + std::to_string(port.number())}},
+                   "join_and_end");
+  }
 }
 
 TEST(InitProcessGroup, ProcessesMeetInAFile) {
@@ -306,5 +345,7 @@ int main(int argc, char** argv) {
   auto roles = farspan::testing::StoreServer::roles();
   roles["sum_of_ranks"] = farspan::testing::sum_of_ranks;
   roles["fork_in_between"] = farspan::testing::fork_in_between;
+  roles["join_again"] = farspan::testing::join_again;
+  roles["join_and_end"] = farspan::testing::join_and_end;
   return farspan::testing::run_tests(argc, argv, roles);
 }

@@ -416,13 +416,15 @@ std::optional<Error> Post::why_ended_locked(uint64_t group) const {
 }
 
 bool Post::has_left_locked(const Box& box, int place) const {
-  if (box.left.contains(place)) return true;
-  const auto fate = fates_.find(box.ranks[static_cast<size_t>(place)]);
+  const int rank = box.ranks[static_cast<size_t>(place)];
+  if (box.left.contains(rank)) return true;
+  const auto fate = fates_.find(rank);
   return fate != fates_.end() && fate->second == Fate::kLeft;
 }
 
 bool Post::is_absent_locked(const Box& box, int place) const {
-  return box.left.contains(place) || gone_.contains(box.ranks[static_cast<size_t>(place)]);
+  const int rank = box.ranks[static_cast<size_t>(place)];
+  return box.left.contains(rank) || gone_.contains(rank);
 }
 
 // That it has left says more than that its process is gone since.
@@ -452,9 +454,8 @@ std::optional<Error> Post::why_none_locked(uint64_t group, const Receive& receiv
 
 bool Post::is_explained_locked(const Box& box, Doing& doing) {
   bool all = true;
-  for (size_t place = 0; place < box.ranks.size(); ++place) {
-    const int rank = box.ranks[place];
-    if (!gone_.contains(rank) || box.left.contains(static_cast<int>(place))) continue;
+  for (const int rank : box.ranks) {
+    if (!gone_.contains(rank) || box.left.contains(rank)) continue;
     const auto [fate, is_new] = fates_.emplace(rank, Fate::kAsked);
     if (is_new) doing.unexplained.push_back(rank);
     all &= fate->second != Fate::kAsked;

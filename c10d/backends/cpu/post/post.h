@@ -92,6 +92,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   // A rank is gone: so is what needs it.
   void lose(int rank) noexcept;
 
+  // Whether a rank has said that it has left a group.
+  bool has_left(uint64_t group, int rank) const noexcept;
   // Why a rank is gone: it had left the job, or has died.
   void explain(int rank, bool has_left) noexcept;
 
@@ -123,7 +125,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   struct Box {  // of one group
     Inbox inbox;
     std::vector<int> ranks;  // empty: messages have come, and this rank has not used it yet
-    std::set<int> left;      // who has left it, by rank in the group
+    std::set<int> left;      // who has left it, by rank in the default group
     std::set<int> asked;     // who would have told that
     std::set<int> told;      // whose death a receive from anyone has ended with
   };
@@ -219,7 +221,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   static void check_answer(const Line& line, const Sending& sending);
   void refused(const Line& line, const Letter& letter, std::span<const std::byte> text,
                Doing& doing);
-  void note_left(const Letter& letter, Doing& doing);
+  void note_left(uint64_t group, int rank, Doing& doing);
   void end_all(uint64_t group, const Error& why, const Error& why_others) noexcept;
   static Doing::Reply refusal_of(std::shared_ptr<Line> line, uint64_t offer, const Error& why);
   Error has_left() const;  // this rank, as others are told

@@ -204,6 +204,14 @@ void Post::lose(int rank) noexcept {
   perform_and_tell(doing);
 }
 
+bool Post::has_left(uint64_t group, int rank) const noexcept {
+  MutexLock lock(mutex_);
+  const auto fate = fates_.find(rank);
+  if (fate != fates_.end() && fate->second == Fate::kLeft) return true;
+  const auto box = boxes_.find(group);
+  return box != boxes_.end() && box->second.left.contains(rank);
+}
+
 void Post::explain(int rank, bool has_left) noexcept {
   reactor_->timers().add(TimePoint(), [weak = weak_from_this(), rank, has_left] {
     const auto self = weak.lock();

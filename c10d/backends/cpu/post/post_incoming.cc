@@ -73,7 +73,7 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       break;
     }
     case Letter::kLeft:
-      note_left(letter, doing);
+      note_left(letter.group, line.peer(), doing);
       break;
     case Letter::kAskWaits: {
       const WaitsFor whom = world_.waits_for(letter.group);
@@ -275,11 +275,11 @@ void Post::refused(const Line& line, const Letter& letter, std::span<const std::
 }
 
 // Its messages that have come stay, and are given to who asks for them.
-void Post::note_left(const Letter& letter, Doing& doing) {
+void Post::note_left(uint64_t group, int rank, Doing& doing) {
   MutexLock lock(mutex_);
-  if (left_.contains(letter.group)) return;
-  boxes_[letter.group].left.insert(letter.from);
-  end_hopeless_locked(letter.group, doing);
+  if (left_.contains(group)) return;
+  boxes_[group].left.insert(rank);
+  end_hopeless_locked(group, doing);
 }
 
 }  // namespace farspan::dist::cpu
