@@ -112,6 +112,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::shared_ptr<Connection> line_to(int rank);
   void dial(int rank, std::shared_ptr<Connection> line);
   void try_endpoints(int rank, const std::shared_ptr<Connection>& line, size_t next, Error last);
+  void give_up_dialling(int rank, const std::shared_ptr<Connection>& line, const Error& why);
   void greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
              std::unique_ptr<transport::Stream> stream);
   void accept(std::unique_ptr<transport::Stream> stream);

@@ -114,7 +114,22 @@ void Agent::try_endpoints(int rank, const std::shared_ptr<Connection>& line, siz
         });
     return;
   }
-  line->close(last);
+  give_up_dialling(rank, line, last);
+}
+
+// The other side's line may have become this one, or be about to: then a dial that fails is
+// nothing.
+void Agent::give_up_dialling(int rank, const std::shared_ptr<Connection>& line, const Error& why) {
+  {
+    MutexLock lock(mutex_);
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.line == line && peer.reserved > 0) {
+      peer.dialing = false;  // adopt() dials again if nothing comes of it
+      return;
+    }
+    if (line->is_open()) return;
+  }
+  line->close(why);
 }
 
 void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
@@ -129,7 +144,7 @@ void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next
     } else if (outcome.failure->code() == Code::kAlreadyExists) {
       dial_again(rank, line);
     } else if (outcome.failure->code() == Code::kInvalidArgument) {
-      line->close(*outcome.failure);
+      give_up_dialling(rank, line, *outcome.failure);
     } else {
       line->note_refused(std::string(transports_[next]->name()) + ": " +
                          outcome.failure->message());

@@ -115,6 +115,22 @@ TEST_P(DialTest, TheLineThatTheLowerRankDialledStays) {
   EXPECT_EQ(agent_.counters().connections, 1);
 }
 
+TEST_P(DialTest, ADialThatFailsDoesNotEndTheLineThatTheOtherSideHasDialled) {
+  if (mine_ < theirs_) return;  // its own stays
+  const auto answer = call();
+  const auto its_line = dialled();
+  Stranger our_line(endpoint());
+  our_line.say(hello_frame(hello_of(theirs_)));
+  const auto reply = our_line.hear();
+  ASSERT_TRUE(reply);
+  ASSERT_EQ(reply->header.kind, wire::Kind::kWelcome);
+  dialled_.future().value()->shut();  // as when the other process ends, or has been told to stop
+  EXPECT_FALSE(answer.wait_for(Millis(200)));
+  answer_next(our_line);
+  ASSERT_TRUE(answer.wait_for(Millis(20'000)));
+  EXPECT_FALSE(answer.has_error()) << answer.error().what();
+}
+
 TEST_P(DialTest, WhoIsRefusedBecauseOfALineWaitsForIt) {
   const auto answer = call();
   const auto its_line = dialled();
