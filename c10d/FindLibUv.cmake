@@ -29,8 +29,9 @@ if(LibUv_FOUND AND NOT TARGET farspan::uv)
     target_link_libraries(farspan::uv INTERFACE farspan::libuv)
   else()
     get_filename_component(libuv_file ${LibUv_LIBRARY} NAME)
+    # Whole: else what LibTorch's copy defines already, where that comes first, is not taken from it.
     target_link_libraries(farspan::uv INTERFACE
-      ${LibUv_LIBRARY} Threads::Threads ${CMAKE_DL_LIBS} rt)
+      $<LINK_LIBRARY:WHOLE_ARCHIVE,${LibUv_LIBRARY}> Threads::Threads ${CMAKE_DL_LIBS} rt)
     target_link_options(farspan::uv INTERFACE LINKER:--exclude-libs,${libuv_file})
   endif()
 endif()

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <uv.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -26,6 +28,7 @@ namespace farspan::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using namespace std::chrono_literals;
 
 TEST(IsLaunched, OneOfTheVariablesIsEnough) {
@@ -42,6 +45,13 @@ TEST(IsLaunched, OneOfTheVariablesIsEnough) {
 }
 
 // By name, and who has come says so: not only how many.
+// c10d/FindLibUv.cmake: of the two copies in this process each has its own users.
+TEST(Libuv, IsNotTheCopyThatLibTorchExports) {
+  Dl_info place{};
+  ASSERT_NE(dladdr(reinterpret_cast<void*>(&uv_run), &place), 0);
+  EXPECT_THAT(place.dli_fname, Not(HasSubstr("libtorch")));
+}
+
 TEST(InitProcessGroup, OfTwoRanksTheOneThatDoesNotComeIsNamed) {
   dist::InitOptions options;
   options.rank = 0;
