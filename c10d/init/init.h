@@ -43,8 +43,10 @@ Group init_process_group(const std::string& backend = "cpu", const InitOptions& 
 // set: then it must not spawn() others, which would each be a job of their own.
 bool is_launched();
 
-// Leaves the default group; those made out of it live until their users let go of them. Rank 0,
-// where the store may live, first waits until all have joined, for 30 s at most.
+// Leaves the default group; those made out of it live until their users let go of them, and the
+// store, which rank 0 may host, with them. Rank 0 first waits until all have joined, for 30 s at
+// most, also where the process ends without this call. init_process_group() may follow, at the same
+// address as well.
 //   throws   Error kInvalidArgument: there is none
 void destroy_process_group();
 
