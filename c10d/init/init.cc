@@ -27,15 +27,17 @@ constexpr Millis kNextStore{5'000};
 struct Joined {
   Rendezvous job;
   std::shared_ptr<Store> store;  // of this start alone; null: the backend needs none
-  bool is_whole = false;         // this rank has joined
+  bool awaits_others = false;    // this rank has joined, and has not yet waited for the rest
 };
 
 // Rank 0 may host the store, which the others read until they have joined.
-void wait_for_the_last(const Joined& made) noexcept {
-  if (!made.store || made.job.rank != 0 || !made.is_whole) return;
+void wait_for_the_last(Joined& made) noexcept {
+  if (!std::exchange(made.awaits_others, false) || !made.store || made.job.rank != 0) return;
   try {
     const Deadline deadline = Deadline::after(kFarewell);
     while (made.store->add(kJoinedKey, 0) < made.job.world_size && !deadline.expired()) {
+      // No store waits for a number; and the store may not go before a key that the last one sets
+      // has been acknowledged to it, which nobody else can see.
       std::this_thread::sleep_for(Millis(5));
     }
   } catch (const Error& error) {
@@ -160,7 +162,7 @@ Group join(const std::string& backend, const InitOptions& options, Joined& made)
   context.bind_host = options.bind_host;
   auto exchange = make_backend(backend, context);
   if (made.store) made.store->add(kJoinedKey, 1);
-  made.is_whole = true;
+  made.awaits_others = true;
   const int rank = context.group.rank;
   return std::make_shared<ProcessGroup>(std::move(context.group), rank, std::move(exchange),
                                         options.timeout);
@@ -205,7 +207,6 @@ void destroy_process_group() {
   }
   const Group group = set_default_group(nullptr);
   if (joined.get_deleter().made.is_here()) wait_for_the_last(*joined);
-  joined->is_whole = false;  // nobody needs to be waited for again
   if (group) group->shutdown();
   joined.reset();
 }

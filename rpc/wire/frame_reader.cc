@@ -182,10 +182,11 @@ size_t FrameReader::check_segments(const Table& table) const {
 Buffer FrameReader::block_of(size_t bytes) {
   if (bytes > kSmallFrame) return Buffer::allocate(bytes);
   const size_t room = (bytes + kBlockAlignment - 1) & ~(kBlockAlignment - 1);
-  if (shared_.size() < room) shared_ = Buffer::allocate(kSharedBlock);
-  Buffer block = shared_.slice(0, bytes);
-  shared_ = shared_.slice(room, shared_.size() - room);
-  return block;
+  if (shared_.size() - shared_used_ < room) {
+    shared_ = Buffer::allocate(kSharedBlock);
+    shared_used_ = 0;
+  }
+  return shared_.slice(std::exchange(shared_used_, shared_used_ + room), bytes);
 }
 
 Buffer FrameReader::room_for(size_t bytes) const {

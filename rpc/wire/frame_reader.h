@@ -67,7 +67,8 @@ class FrameReader {
   size_t begin_ = 0, end_ = 0;
   bool in_frame_ = false;
   InFrame frame_;
-  Buffer shared_;  // what is left of the block of small frames
+  Buffer shared_;  // the block of small frames, of which so much is used:
+  size_t shared_used_ = 0;
   std::vector<Fill> fills_;
   size_t next_fill_ = 0;
 };

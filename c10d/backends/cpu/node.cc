@@ -494,7 +494,7 @@ void Node::enlist(uint64_t id, const std::shared_ptr<Team>& team, const std::vec
     const auto seat = static_cast<int>(place);
     if (gone_.contains(ranks[place])) team->lose(seat, absence_of(id, ranks[place]));
     if (left != left_.end() && left->second.contains(ranks[place])) {
-      team->lose(static_cast<int>(place), Absence::kLeft);
+      team->lose(seat, Absence::kLeft);
     }
   }
 }

@@ -145,6 +145,7 @@ void Room::note_told_locked(int receiver) {
 
 // Why nothing more can come for it.
 std::optional<Error> Room::why_none_locked(int receiver, const messages::Receive& receive) const {
+  if (absent.contains(receiver)) return left_error();
   if (failure) return failure;
   const int from = receive.wanted.peer;
   if (from >= 0) return absent.contains(from) ? std::optional(absent_locked(from)) : std::nullopt;
@@ -163,7 +164,6 @@ void Room::lose(int rank, Absence how) noexcept {
       bool some_from_anyone = false;
       for (auto& receive : inboxes[one].posted()) {
         std::optional<Error> why = why_none_locked(receiver, *receive);
-        if (receiver == rank) why = left_error();
         if (!why) continue;
         some_from_anyone |= receive->wanted.peer < 0;
         inboxes[one].withdraw(*receive);
@@ -326,7 +326,6 @@ Future<int> FakeBackend::recv(const Message& message, Block data) {
     Room::Inbox& inbox = room_->inboxes[static_cast<size_t>(spec_.rank)];
     arrived = inbox.post(receive);
     if (!arrived) why = room_->why_none_locked(spec_.rank, *receive);
-    if (!arrived && room_->absent.contains(spec_.rank)) why = left_error();
     if (why) inbox.withdraw(*receive);
     if (why && message.peer < 0) room_->note_told_locked(spec_.rank);
   }
@@ -390,8 +389,7 @@ void run_ranks(int ranks, const std::function<void(int rank, int size)>& body, M
         failures[static_cast<size_t>(rank)] = std::current_exception();
         int none = -1;
         first.compare_exchange_strong(none, rank);
-        fabric->kill(
-            rank);  // the others need not wait for it: before its group goes, and it leaves
+        fabric->kill(rank);  // before its group goes, and it leaves
       }
     });
   }

@@ -44,7 +44,6 @@ TEST(IsLaunched, OneOfTheVariablesIsEnough) {
   }
 }
 
-// By name, and who has come says so: not only how many.
 // c10d/FindLibUv.cmake: of the two copies in this process each has its own users.
 TEST(Libuv, IsNotTheCopyThatLibTorchExports) {
   Dl_info place{};
@@ -52,6 +51,7 @@ TEST(Libuv, IsNotTheCopyThatLibTorchExports) {
   EXPECT_THAT(place.dli_fname, Not(HasSubstr("libtorch")));
 }
 
+// By name, and who has come says so: not only how many.
 TEST(InitProcessGroup, OfTwoRanksTheOneThatDoesNotComeIsNamed) {
   dist::InitOptions options;
   options.rank = 0;

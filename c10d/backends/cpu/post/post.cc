@@ -415,9 +415,11 @@ std::optional<Error> Post::why_ended_locked(uint64_t group) const {
   return failed->second;
 }
 
-bool Post::has_left_locked(const Box& box, int place) const {
-  const int rank = box.ranks[static_cast<size_t>(place)];
-  if (box.left.contains(rank)) return true;
+bool Post::has_left_locked(const Box& box, int rank) const {
+  return box.left.contains(rank) || has_left_job_locked(rank);
+}
+
+bool Post::has_left_job_locked(int rank) const {
   const auto fate = fates_.find(rank);
   return fate != fates_.end() && fate->second == Fate::kLeft;
 }
@@ -430,7 +432,7 @@ bool Post::is_absent_locked(const Box& box, int place) const {
 // That it has left says more than that its process is gone since.
 Error Post::absent_locked(const Box& box, int place) const {
   const int rank = box.ranks[static_cast<size_t>(place)];
-  if (!has_left_locked(box, place)) return gone(rank);
+  if (!has_left_locked(box, rank)) return gone(rank);
   return left_error(name_of(rank));
 }
 
@@ -466,7 +468,7 @@ bool Post::is_explained_locked(const Box& box, Doing& doing) {
 std::optional<int> Post::untold_death_locked(const Box& box) const {
   for (size_t at = 0; at < box.ranks.size(); ++at) {
     const auto place = static_cast<int>(at);
-    if (!gone_.contains(box.ranks[at]) || has_left_locked(box, place)) continue;
+    if (!gone_.contains(box.ranks[at]) || has_left_locked(box, box.ranks[at])) continue;
     if (!box.told.contains(place)) return place;
   }
   return std::nullopt;

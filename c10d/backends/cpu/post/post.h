@@ -191,7 +191,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   // with who is left.
   std::optional<int> untold_death_locked(const Box& box) const FARSPAN_REQUIRES(mutex_);
   void note_told_locked(Box& box) FARSPAN_REQUIRES(mutex_);
-  bool has_left_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
+  bool has_left_locked(const Box& box, int rank) const FARSPAN_REQUIRES(mutex_);
+  bool has_left_job_locked(int rank) const FARSPAN_REQUIRES(mutex_);
   bool is_absent_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
   Error absent_locked(const Box& box, int place) const FARSPAN_REQUIRES(mutex_);
   std::optional<Error> why_unsent_locked(uint64_t group, const GroupSpec& spec, int place) const

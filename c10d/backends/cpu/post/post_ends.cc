@@ -206,10 +206,8 @@ void Post::lose(int rank) noexcept {
 
 bool Post::has_left(uint64_t group, int rank) const noexcept {
   MutexLock lock(mutex_);
-  const auto fate = fates_.find(rank);
-  if (fate != fates_.end() && fate->second == Fate::kLeft) return true;
   const auto box = boxes_.find(group);
-  return box != boxes_.end() && box->second.left.contains(rank);
+  return box == boxes_.end() ? has_left_job_locked(rank) : has_left_locked(box->second, rank);
 }
 
 void Post::explain(int rank, bool has_left) noexcept {
