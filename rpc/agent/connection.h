@@ -223,7 +223,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   Offers offers_;
   Asked asked_;
   std::atomic<uint64_t> number_;
-  std::atomic<bool> may_offer_{false};      // as far as is known
+  std::atomic<bool> may_offer_{false};      // as far as is known; its setting releases open()'s
   std::atomic<bool> may_hand_over_{false};  // likewise
   std::atomic<uint64_t> read_bytes_{0}, mapped_bytes_{0};
 

@@ -101,7 +101,7 @@ void Connection::stop_offering(uint64_t error) {
 }
 
 uint64_t Connection::offer(wire::OutFrame& frame) {
-  if (!may_offer_.load(std::memory_order_relaxed)) return 0;
+  if (!may_offer_.load(std::memory_order_acquire)) return 0;  // behind what open() has set
   if (has_lanes_) return offers_.make(frame, options_.lane_bytes);
   return offers_.make(frame, options_.offer_bytes, may_hand_over_.load(std::memory_order_relaxed));
 }
