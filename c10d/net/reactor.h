@@ -134,7 +134,8 @@ class Reactor {
   void look_at(Source& source, Role& role) noexcept;
   void look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source, Role& role,
                              const Blocked& blocked);
-  bool sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role, Slot& slot);
+  bool sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role,
+                  Slot& slot);
   static Slot& thread_slot();
   void flush_and_tell(Source& source) noexcept;
 

@@ -14,6 +14,9 @@
 namespace farspan::net {
 namespace {
 
+// Who waits for longer is not back before a lease has ended, and its end wakes a thread.
+constexpr std::chrono::microseconds kSoon{500};
+
 // The callbacks that would lie behind one that blocks. A few threads run them, however many wait.
 class CallbackTask final : public Task {
  public:
@@ -190,7 +193,7 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   Role role;
   role.may_lease(hint && !hint->was_idle());  // whoever called after a while is not back in no time
   const bool ready = spin_wait(future, start, deadline, hint, role) ||
-                     sleep_wait(future, deadline, hint, role, thread_slot());
+                     sleep_wait(future, start, deadline, hint, role, thread_slot());
   if (!hint) return ready;
   hint->answers().learn(ready ? Clock::now() - start : Clock::duration::max());
   role.release();
@@ -260,8 +263,8 @@ void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Sourc
   count_spin(time.now() - start, future.ready());
 }
 
-bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Role& role,
-                         Slot& slot) {
+bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
+                         Role& role, Slot& slot) {
   slot.open();
   Blocked blocked(*this, slot);
   uint64_t passed = hint ? hint->passed_bytes() : 0;
@@ -308,6 +311,7 @@ bool Reactor::sleep_wait(FutureCore& future, Deadline deadline, Source* hint, Ro
     future.remove_sleeper(slot);
     if (follows) hint->unfollow(slot);
     if (fds[0].revents) slot.clear();
+    if (Clock::now() - start > kSoon) role.may_lease(false);
     if (fds[1].revents || has_input) hint->pump(role);
     if (deadline.expired()) break;
   }

@@ -101,17 +101,14 @@ void Role::release() noexcept {
   if (!source_) return;
   Source& source = *std::exchange(source_, nullptr);
   if (may_lease_ && release_on_lease(source)) return;
-  for (;;) {
-    source.turn_.fetch_and(~Source::kFired, std::memory_order_relaxed);
-    reactor_->arm(source);
-    const uint32_t before = source.turn_.exchange(0, std::memory_order_acq_rel);
-    if (!(before & Source::kFired)) return;
-    // Epoll fired between arm() and the exchange, and whoever got it went away: arm once more.
-    uint32_t free = 0;
-    if (!source.turn_.compare_exchange_strong(free, Source::kHeld, std::memory_order_acquire)) {
-      return;  // a new holder will arm it
-    }
-  }
+  source.turn_.fetch_and(~Source::kFired, std::memory_order_relaxed);
+  reactor_->arm(source);
+  if (!(source.turn_.exchange(0, std::memory_order_acq_rel) & Source::kFired)) return;
+  // Epoll fired between arm() and the exchange, and whoever got it went away. Armed now that the
+  // turn is free, it fires for somebody who gets the turn: while it is held, and something is there
+  // to be read, the two could go on like this for milliseconds. A new holder gets a mark at worst,
+  // and arms the source when it goes.
+  reactor_->arm(source);
 }
 
 bool Role::release_on_lease(Source& source) noexcept {

@@ -1,8 +1,11 @@
 #include <farspan/rpc/agent/pull.h>
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/busy_time.h>
@@ -40,6 +43,7 @@ bool Pull::is_large() const noexcept { return bytes_ >= kLargeBytes; }
 void Pull::run() {
   {
     const BusyTime others_read;
+    processor_.store(sched_getcpu(), std::memory_order_relaxed);
     read_from(true);
     const TimePoint end = Clock::now() + kPatience;
     while (left_.load(std::memory_order_acquire) > 1 && Clock::now() < end) net::cpu_relax();
@@ -47,7 +51,13 @@ void Pull::run() {
   leave();
 }
 
-void Pull::help() { read_from(false); }
+// The system may have put this thread behind the one that reads, for want of an idle processor at
+// that moment, and leave it there for milliseconds.
+void Pull::help() {
+  is_helped_.store(true, std::memory_order_relaxed);
+  if (sched_getcpu() == processor_.load(std::memory_order_relaxed)) net::leave_processor();
+  read_from(false);
+}
 
 // As many begin as there are pieces, so those from the front and those from the back do not meet.
 void Pull::read_from(bool front) {
@@ -55,6 +65,9 @@ void Pull::read_from(bool front) {
     read(front ? pieces_[from_front_.fetch_add(1)]
                : pieces_[pieces_.size() - 1 - from_back_.fetch_add(1)]);
     leave();
+    if (front && is_large() && !is_helped_.load(std::memory_order_relaxed)) {
+      std::this_thread::yield();
+    }
   }
 }
 

@@ -53,6 +53,8 @@ class Pull {
   std::atomic<size_t> begun_{0}, from_front_{0}, from_back_{0};  // pieces
   std::atomic<size_t> left_;  // pieces that are not read, and one for run()
   std::atomic<int> error_{0};
+  std::atomic<int> processor_{-1};  // that run() was last seen on
+  std::atomic<bool> is_helped_{false};
 };
 
 }  // namespace farspan::agent

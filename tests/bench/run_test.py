@@ -91,7 +91,7 @@ class RunTest(unittest.TestCase):
         self.programs = self.folder / "build" / "tests" / "bench"
         self.programs.mkdir(parents=True)
         self.out = self.folder / "results.json"
-        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("grpc_unary", 20), ("limits", 5)):
+        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("grpc_unary", 20), ("limits", 5), ("local_adds", 5)):
             self.fake(name, f"figures({value})")
 
     def fake(self, name, body):
@@ -239,7 +239,8 @@ class RunTest(unittest.TestCase):
                 if program.example_of:
                     self.assertIn(program.example_of, [case.name for case in area.cases])
                     continue
-                source = source_of(program.name)
+                source = "".join(source_of(other.name) for other in area.programs
+                                 if other.label == program.label)
                 for case in area.cases:
                     if program.label in ("ours", *case.peers):
                         self.assertTrue(prints(source, case.name), (program.name, case.name))

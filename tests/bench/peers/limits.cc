@@ -293,7 +293,6 @@ void report_limits(const std::string& transport) {
   const double small_call = median(small);
   report("small call p50 " + transport, small_call, "us");
   if (one_host) {
-    report("small call p99 shm", percentile(small, 0.99), "us");
     const auto asleep = exchange("unix", kSmall, kCallsAfterPauses, Waiting::kSleeping, true);
     report("small call after a pause p50 shm", median(asleep), "us");
     report_tensor(kEcho, transport, copy_through_ring(kEcho.bytes, kEcho.calls), "ring tensor ");
