@@ -2,7 +2,7 @@
 //   cost_bench --transport shm|unix|tcp
 // Prints the ids of its two processes once they are warm, {"caller": 12, "callee": 13}. Then, for
 // each line "CALLS PAUSE_MS" that it reads, it makes so many calls, each after so long a pause, and
-// prints the median time of one and its allocations.
+// prints the median time of one and its allocations. "CALLS -1": the stages of a call.
 #include <ATen/ATen.h>
 #include <unistd.h>
 
@@ -16,6 +16,7 @@
 #include <farspan/farspan.h>
 
 #include "bench/allocations.h"
+#include "bench/call_stages.h"
 #include "bench/figures.h"
 
 namespace bench {
@@ -70,6 +71,24 @@ void print_of_one_call(const char* name, const Allocations& allocated, size_t ca
               static_cast<double>(allocated.bytes) / all);
 }
 
+void print_stages(size_t calls) {
+  const char* separator = "{";
+  for (const bench::Stage& stage : bench::stages_of_calls(calls)) {
+    std::printf("%s\"%s\": %.3f", separator, stage.name.c_str(), stage.microseconds);
+    separator = ", ";
+  }
+  std::printf("}\n");
+}
+
+void print_counted(size_t calls, std::chrono::milliseconds pause) {
+  const Counted counted = count(calls, pause);
+  std::printf("{\"us\": %.3f", counted.median_us);
+  print_of_one_call("caller", counted.caller, calls);
+  print_of_one_call("callee", counted.callee, calls);
+  print_of_one_call("function", counted.function, calls);
+  std::printf("}\n");
+}
+
 void serve_input() {
   count(kWarmUp, {});
   std::printf("{\"caller\": %d, \"callee\": %d}\n", getpid(),
@@ -78,12 +97,11 @@ void serve_input() {
   size_t calls = 0;
   int pause_ms = 0;
   while (std::scanf("%zu %d", &calls, &pause_ms) == 2 && calls > 0) {
-    const Counted counted = count(calls, std::chrono::milliseconds(pause_ms));
-    std::printf("{\"us\": %.3f", counted.median_us);
-    print_of_one_call("caller", counted.caller, calls);
-    print_of_one_call("callee", counted.callee, calls);
-    print_of_one_call("function", counted.function, calls);
-    std::printf("}\n");
+    if (pause_ms < 0) {
+      print_stages(calls);
+    } else {
+      print_counted(calls, std::chrono::milliseconds(pause_ms));
+    }
     std::fflush(stdout);
   }
 }

@@ -1,4 +1,5 @@
-"""What a small call of ours costs beside its time: system calls and allocations, at both ends.
+"""What a small call of ours costs beside its time, system calls and allocations, at both ends; and
+where its time goes.
 
 tests/bench/README.md says what is counted, and why system calls are counted twice.
 """
@@ -28,6 +29,7 @@ MAY_FAIL = ("futex", "read", "recvfrom", "recvmsg", "sendmsg", "sendto")
 ALL, OTHERS = "raw_syscalls:sys_enter", "others"
 IN_VAIN = ", in vain"  # after the name of a system call: those that failed
 LEAST = 0.005  # of a call; what is less often is not shown
+STAGES = (20_000, -1)  # calls, and in place of a pause: cost_bench takes the times of their stages
 
 
 class ToolFailure(Exception):
@@ -253,6 +255,22 @@ def allocation_lines(columns):
                              f" of {cell(alone['bytes'])} bytes"]
 
 
+def measure_stages(program, timeout_s):
+    """By transport: the name of each stage of a call, and its microseconds."""
+    stages = {}
+    for transport in TRANSPORTS:
+        with pair(program, transport, timeout_s) as bench:
+            stages[transport] = bench.call(*STAGES)
+    return stages
+
+
+def stage_lines(stages):
+    lines = [["where the time of a call goes, us, median", *stages]]
+    for name in stages[TRANSPORTS[0]]:
+        lines.append([f"  {name}", *(cell(of[name]) for of in stages.values())])
+    return aligned([*lines, ["all", *(cell(sum(of.values())) for of in stages.values())]])
+
+
 def system_call_lines(tool, columns):
     lines = head(f"system calls of a call, by {tool.name}", columns)
     lines.append(["us, median, while counted",
@@ -272,7 +290,7 @@ def report(program, timeout_s):
     missing = {tool: why for tool in TOOLS if (why := tool.missing())}
     tools = [tool for tool in TOOLS if tool not in missing]
     columns, failures = measure(program, tools, timeout_s)
-    parts = [allocation_lines(columns)]
+    parts = [stage_lines(measure_stages(program, timeout_s)), allocation_lines(columns)]
     for tool in TOOLS:
         why = missing.get(tool) or failures.get(tool)
         parts.append([f"no system calls by {tool.name}: {why}"] if why
