@@ -99,9 +99,9 @@ bool FutureCore::add_sleeper(Sleeper& sleeper) {
   return true;
 }
 
-void FutureCore::remove_sleeper(Sleeper& sleeper) {
+bool FutureCore::remove_sleeper(Sleeper& sleeper) {
   MutexLock lock(mutex_);
-  std::erase(sleepers_, &sleeper);
+  return std::erase(sleepers_, &sleeper) > 0;
 }
 
 void FutureCore::on_ready(std::function<void()> callback) {
@@ -120,7 +120,7 @@ bool FutureCore::sleep(Deadline deadline) {
   CondVarSleeper sleeper;
   if (!add_sleeper(sleeper)) return true;
   sleeper.sleep(deadline);
-  remove_sleeper(sleeper);
+  if (!remove_sleeper(sleeper)) sleeper.sleep(Deadline::never());
   return ready();
 }
 
@@ -131,13 +131,14 @@ bool FutureCore::block(Deadline deadline) {
 
 void FutureCore::announce() {
   std::vector<std::function<void()>> callbacks;
+  std::vector<Sleeper*> sleepers;
   {
     MutexLock lock(mutex_);
-    // Woken under the lock, since remove_sleeper() promises that a sleeper is not touched after it.
-    for (Sleeper* sleeper : sleepers_) sleeper->wake();
-    sleepers_.clear();
+    for (Sleeper* sleeper : sleepers_) sleeper->expect_wake();
+    sleepers.swap(sleepers_);
     callbacks.swap(callbacks_);
   }
+  for (Sleeper* sleeper : sleepers) sleeper->wake();  // who may end this future's life
   CallbackRow& row = callback_row;
   if (callbacks.empty()) return;
   if (row.depth >= kMaxNesting) {

@@ -31,9 +31,12 @@ class Waiter {
 Waiter* current_waiter() noexcept;
 void set_current_waiter(Waiter* waiter) noexcept;
 
-// A place where a thread sleeps. wake() is called once, by the thread that makes the future ready.
+// A place where a thread sleeps. The thread that makes the future ready calls each once: first
+// expect_wake(), under the future's lock, then wake(), without, for the woken thread begins by
+// taking that lock.
 class Sleeper {
  public:
+  virtual void expect_wake() noexcept {}
   virtual void wake() noexcept = 0;
 
  protected:
@@ -77,8 +80,8 @@ class FutureCore {
 
   // Registers a thread that is about to sleep; false when ready already (then wake() never comes).
   bool add_sleeper(Sleeper& sleeper);
-  // After this returns, `sleeper` is not touched again.
-  void remove_sleeper(Sleeper& sleeper);
+  // False when wake() has been called, or is about to be: the sleeper must live until then.
+  bool remove_sleeper(Sleeper& sleeper);
 
   void on_ready(std::function<void()> callback);
 

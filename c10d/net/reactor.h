@@ -84,7 +84,7 @@ class Reactor {
   class Events;
   class Unused;
   struct Thread;
-  struct Slot;
+  class Slot;
 
   static constexpr int kForPatientTasks = 16;  // threads beyond max_threads
 

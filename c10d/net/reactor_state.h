@@ -66,15 +66,26 @@ class Reactor::Unused final : Unfinished {
 
 // A thread's place to sleep: an eventfd, opened when it first sleeps.
 //
-// Threading: wake() from any thread.
-struct Reactor::Slot final : Sleeper {
+// Threading: what wakes from any thread; the rest by its own.
+class Reactor::Slot final : public Follower {
+ public:
   Slot() = default;
-  ~Slot();
+  ~Slot();  // when nobody is about to wake it any more
   void open();
+  void expect_wake() noexcept override;
   void wake() noexcept override;
+  bool is_woken() const noexcept override { return woken_.load(); }
+  void wake_now() noexcept {
+    expect_wake();
+    wake();
+  }
   void clear() noexcept;  // forgets wake-ups, before the next sleep
+  int descriptor() const noexcept { return fd_; }
 
-  int fd = -1;
+ private:
+  int fd_ = -1;
+  std::atomic<bool> woken_{false};
+  std::atomic<int> wakers_{0};
 };
 
 // Marks the calling thread as waiting, so that its reactor lets another one run.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include <farspan/c10d/net/reactor_state.h>
@@ -56,29 +57,38 @@ bool has_stack() noexcept {
 }  // namespace
 
 Reactor::Slot::~Slot() {
-  if (fd >= 0) close(fd);
+  while (wakers_.load(std::memory_order_acquire) > 0) std::this_thread::yield();
+  if (fd_ >= 0) close(fd_);
 }
 
 void Reactor::Slot::open() {
-  if (fd >= 0) return;
-  fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (fd < 0) {
+  if (fd_ >= 0) return;
+  fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (fd_ < 0) {
     throw Error(Code::kOverloaded, std::string("eventfd: ") + std::strerror(errno))
         .operation("wait for a result")
         .advice("raise the limit of open files (ulimit -n)");
   }
 }
 
-void Reactor::Slot::wake() noexcept {
-  const uint64_t one = 1;
-  while (fd >= 0 && write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+void Reactor::Slot::expect_wake() noexcept {
+  wakers_.fetch_add(1, std::memory_order_relaxed);
+  woken_.store(true);
 }
 
+void Reactor::Slot::wake() noexcept {
+  const uint64_t one = 1;
+  while (write(fd_, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+  wakers_.fetch_sub(1, std::memory_order_release);
+}
+
+// In this order: what is expected after the reading is still to come.
 void Reactor::Slot::clear() noexcept {
   uint64_t count = 0;
-  while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  while (read(fd_, &count, sizeof count) < 0 && errno == EINTR) {
   }
+  woken_.store(false);
 }
 
 Reactor::Slot& Reactor::thread_slot() {
@@ -120,7 +130,7 @@ Reactor::Blocked::~Blocked() {
 
 void Reactor::Blocked::call() noexcept {
   called_.store(true, std::memory_order_release);
-  slot_.wake();
+  slot_.wake_now();
 }
 
 void Reactor::Blocked::enter(Station from) {
@@ -192,6 +202,7 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   const TimePoint start = Clock::now();
   Role role;
   role.may_lease(hint && !hint->was_idle());  // whoever called after a while is not back in no time
+  role.hands_over();
   const bool ready = spin_wait(future, start, deadline, hint, role) ||
                      sleep_wait(future, start, deadline, hint, role, thread_slot());
   if (!hint) return ready;
@@ -296,7 +307,7 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
       hint->follow(slot);
       role.take(*this, *hint, false);  // the reader may have left just before
     }
-    pollfd fds[3] = {{slot.fd, POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLOUT, 0}};
+    pollfd fds[3] = {{slot.descriptor(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLOUT, 0}};
     if (role.held()) fds[1].fd = hint->descriptor();
     if (left_to_write) fds[2].fd = hint->write_descriptor();
     const bool has_input = role.held() && !hint->expect_input();

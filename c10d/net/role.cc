@@ -55,6 +55,7 @@ void Reactor::expect_answer(Source& source) noexcept {
   if (source.no_leases_.load(std::memory_order_relaxed) > 0) return;
   Role role;
   role.may_lease(true);
+  role.hands_over();  // when its wait is over
   role.take(*this, source, false);
 }
 
@@ -116,7 +117,7 @@ bool Role::release_on_lease(Source& source) noexcept {
     source.no_leases_.fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
-  if (source.follower_count_.load() > 0) return false;
+  if (!hands_over_ && source.follower_count_.load() > 0) return false;
   const uint32_t uses = source.uses_.fetch_add(1, std::memory_order_relaxed);
   if (uses % kUsesToALook == 0) reactor_->put_off_leases();
   if (source.turn_.exchange(0) & Source::kFired) {
@@ -126,7 +127,8 @@ bool Role::release_on_lease(Source& source) noexcept {
   // Only now that the turn is free: Unused ends the lease first and then tries the turn, so
   // either it gets the turn or the lease is seen to have ended here.
   if (!source.leased_.load()) reactor_->lease(source);
-  source.hand_over();  // to one that came after the look above, and did not get the turn
+  // To one that came after the look above, and did not get the turn.
+  if (!hands_over_) source.hand_over();
   return true;
 }
 
@@ -214,23 +216,33 @@ void Reactor::Unused::hand_over() noexcept {
   }
 }
 
-void Source::follow(Sleeper& sleeper) {
+void Source::follow(Follower& follower) {
   MutexLock lock(followers_mutex_);
-  followers_.push_back(&sleeper);
+  followers_.push_back(&follower);
   follower_count_.store(static_cast<int>(followers_.size()));
 }
 
-void Source::unfollow(Sleeper& sleeper) {
+void Source::unfollow(Follower& follower) {
   MutexLock lock(followers_mutex_);
-  const auto mine = std::find(followers_.begin(), followers_.end(), &sleeper);
+  const auto mine = std::find(followers_.begin(), followers_.end(), &follower);
   if (mine != followers_.end()) followers_.erase(mine);
   follower_count_.store(static_cast<int>(followers_.size()));
 }
 
+// One that wakes up anyhow tries the turn itself, or hands over when it goes. It is woken without
+// the lock, which it takes first of all.
 void Source::hand_over() noexcept {
-  if (follower_count_.load() == 0) return;
-  MutexLock lock(followers_mutex_);
-  if (!followers_.empty()) followers_.front()->wake();
+  if (follower_count_.load() == 0 || (turn_.load() & kHeld)) return;
+  Follower* next = nullptr;
+  {
+    MutexLock lock(followers_mutex_);
+    const auto asleep = std::find_if(followers_.begin(), followers_.end(),
+                                     [](const Follower* one) { return !one->is_woken(); });
+    if (asleep == followers_.end()) return;
+    next = *asleep;
+    next->expect_wake();
+  }
+  next->wake();
 }
 
 }  // namespace farspan::net

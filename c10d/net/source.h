@@ -17,6 +17,16 @@ namespace farspan::net {
 class Reactor;
 class Source;
 
+// A thread that sleeps until a source brings something, while another one reads it.
+class Follower : public Sleeper {
+ public:
+  // Whether it is about to wake up anyhow.
+  virtual bool is_woken() const noexcept = 0;
+
+ protected:
+  ~Follower() = default;
+};
+
 // The right to read one source; at most one thread has it. While it is held, the source is disarmed
 // in the reactor's epoll, so that no idle thread is woken by what the holder polls for.
 //
@@ -41,11 +51,14 @@ class Role {
   bool held() const noexcept { return source_ != nullptr; }
   // Whether the next release() may leave a lease.
   void may_lease(bool may) noexcept { may_lease_ = may; }
+  // The holder calls the source's hand_over() when it goes for good, so that followers are no
+  // reason against a lease.
+  void hands_over() noexcept { hands_over_ = true; }
 
  private:
   bool release_on_lease(Source& source) noexcept;
 
-  bool may_lease_ = false;
+  bool may_lease_ = false, hands_over_ = false;
   Reactor* reactor_ = nullptr;
   Source* source_ = nullptr;
 };
@@ -93,9 +106,10 @@ class Source : public std::enable_shared_from_this<Source> {
   SpinGovernor& answers() noexcept { return answers_; }
 
   // Threads that sleep until this source brings something while another one reads it. When the
-  // reader leaves, hand_over() wakes one of them to take its place.
-  void follow(Sleeper& sleeper);
-  void unfollow(Sleeper& sleeper);
+  // reader leaves, hand_over() wakes one of them to take its place: none while somebody reads, who
+  // calls it later.
+  void follow(Follower& follower);
+  void unfollow(Follower& follower);
   void hand_over() noexcept;
 
   // Whether nobody had used it for a while when this was last expected of it; tells once.
@@ -119,7 +133,7 @@ class Source : public std::enable_shared_from_this<Source> {
   std::atomic<uint32_t> no_leases_{0};  // releases that must arm, after a lease did harm
   std::atomic<int> follower_count_{0};
   Mutex followers_mutex_;
-  std::vector<Sleeper*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
+  std::vector<Follower*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
   std::atomic<int> hot_for_{0};  // threads that poll it before they sleep
   std::atomic<bool> removed_{false};
   SpinGovernor reads_, answers_;
