@@ -115,6 +115,26 @@ TEST(Future, WakesEveryThreadThatWaits) {
   EXPECT_EQ(sum, 40);
 }
 
+// Or the first thing that a woken thread does would be to wait for the one that woke it.
+TEST(Future, ASleeperIsWokenWithoutTheLock) {
+  struct Asks final : Sleeper {
+    explicit Asks(FutureCore& of) : future(of) {}
+    void wake() noexcept override { was_there = future.remove_sleeper(*this); }
+    FutureCore& future;
+    bool was_there = true;
+  };
+  Promise<int> promise;
+  const Future<int> future = promise.future();
+  Asks woken(*future.state()), removed(*future.state());
+  ASSERT_TRUE(future.state()->add_sleeper(woken));
+  ASSERT_TRUE(future.state()->add_sleeper(removed));
+  EXPECT_TRUE(future.state()->remove_sleeper(removed));
+  promise.set_value(7);
+  EXPECT_FALSE(woken.was_there);
+  EXPECT_TRUE(removed.was_there) << "woken, though it was removed";
+  EXPECT_FALSE(future.state()->add_sleeper(removed));
+}
+
 TEST(Future, OneOfManyThreadsDelivers) {
   for (int round = 0; round < 50; ++round) {
     const Promise<int> promise;

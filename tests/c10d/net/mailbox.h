@@ -27,9 +27,18 @@ class Mailbox final : public net::Source {
   }
   uint64_t received() const { return received_.load(); }
   int flushes() const { return flushes_.load(); }
+  // How often the calling thread has armed one.
+  static int& armed_here() {
+    thread_local int count = 0;
+    return count;
+  }
 
   int descriptor() const noexcept override { return fd_.get(); }
   int write_descriptor() const noexcept override { return write_fd_.get(); }
+  bool expect_input() noexcept override {
+    ++armed_here();
+    return true;
+  }
   bool flush() noexcept override {
     ++flushes_;
     return false;

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -101,6 +102,25 @@ TEST(Source, IsFlushedByAWaitThatIsOverAtOnce) {
   const auto ready = make_ready_future();
   EXPECT_TRUE(stopped.reactor.wait(*ready.state(), Deadline::never(), mailbox.get()));
   EXPECT_EQ(mailbox->flushes(), 1);
+}
+
+// Something is there to be read: as soon as the source is armed an idle thread hears of it, finds
+// it held, and goes away.
+TEST(Source, WhoGivesTheTurnBackArmsTwiceAtMost) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  int most = 0;
+  for (uint64_t i = 1; i <= 3000; ++i) {
+    net::Role role;
+    while (!role.take(stopped.reactor, *mailbox, false)) std::this_thread::yield();
+    mailbox->post();
+    const int before = Mailbox::armed_here();
+    role.release();
+    most = std::max(most, Mailbox::armed_here() - before);
+    ASSERT_TRUE(eventually([&] { return mailbox->received() == i; }));
+  }
+  EXPECT_LE(most, 2);
 }
 
 // Each wait gives the turn back on a lease, which keeps the source disarmed for a while; messages
@@ -255,6 +275,43 @@ TEST(Source, WhoFollowsIsNotForgotten) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(late, 0);
+}
+
+class Asleep final : public net::Follower {
+ public:
+  void expect_wake() noexcept override { woken_ = true; }
+  void wake() noexcept override { ++wakes; }
+  bool is_woken() const noexcept override { return woken_; }
+
+  int wakes = 0;
+
+ private:
+  bool woken_ = false;
+};
+
+TEST(Source, HandsOverToOneThatSleepsWhileNobodyReads) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  Asleep first, second;
+  mailbox->follow(first);
+  mailbox->follow(second);
+  {
+    net::Role role;
+    ASSERT_TRUE(role.take(stopped.reactor, *mailbox, false));
+    mailbox->hand_over();  // there is a reader, who will do that
+    EXPECT_EQ(first.wakes + second.wakes, 0);
+  }
+  mailbox->hand_over();
+  EXPECT_EQ(first.wakes, 1);
+  EXPECT_EQ(second.wakes, 0);
+  mailbox->hand_over();  // the first one wakes up already
+  EXPECT_EQ(first.wakes, 1);
+  EXPECT_EQ(second.wakes, 1);
+  mailbox->hand_over();
+  EXPECT_EQ(first.wakes + second.wakes, 2);
+  mailbox->unfollow(first);
+  mailbox->unfollow(second);
 }
 
 // The reader of the first source blocks in user code, until the second one, whose event came along
