@@ -141,6 +141,8 @@ class Reactor {
 
   // Who reads a source: role.cc.
   void arm(Source& source) noexcept;
+  // By another thread, which arms it then.
+  void read_soon(uint64_t key);
   void disarm(Source& source) noexcept;
   void lease(Source& source);
   void look_at_leases_in(std::chrono::microseconds time) noexcept;

@@ -102,14 +102,22 @@ void Role::release() noexcept {
   if (!source_) return;
   Source& source = *std::exchange(source_, nullptr);
   if (may_lease_ && release_on_lease(source)) return;
+  const uint64_t key = source.key_;  // the source may be gone as soon as its turn is free
   source.turn_.fetch_and(~Source::kFired, std::memory_order_relaxed);
   reactor_->arm(source);
-  if (!(source.turn_.exchange(0, std::memory_order_acq_rel) & Source::kFired)) return;
-  // Epoll fired between arm() and the exchange, and whoever got it went away. Armed now that the
-  // turn is free, it fires for somebody who gets the turn: while it is held, and something is there
-  // to be read, the two could go on like this for milliseconds. A new holder gets a mark at worst,
-  // and arms the source when it goes.
-  reactor_->arm(source);
+  if (source.turn_.exchange(0, std::memory_order_acq_rel) & Source::kFired) {
+    // Epoll fired between arm() and the exchange, and whoever got it went away. Arming once more
+    // would fire once more, for as long as there is something to be read.
+    reactor_->read_soon(key);
+  }
+}
+
+void Reactor::read_soon(uint64_t key) {
+  timers_.add(TimePoint(), [this, key] {
+    const std::shared_ptr<Source> source = find(key);
+    Role role;
+    if (source && role.take(*this, *source, true)) source->pump(role);
+  });
 }
 
 bool Role::release_on_lease(Source& source) noexcept {
