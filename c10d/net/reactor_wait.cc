@@ -195,6 +195,7 @@ class Reactor::Inside {
 
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   if (future.ready()) {
+    if (hint) hint->hand_over();  // expect_answer() may have kept another one from it
     if (hint) flush_and_tell(*hint);
     return true;
   }

@@ -19,6 +19,9 @@ namespace {
 constexpr size_t kPieceBytes = 256 << 10;
 // Reading so much takes several times as long as waking a thread.
 constexpr size_t kLargeBytes = 2 << 20;
+// How often who reads lets others go first, among whom the one that is to help may be. No more: on
+// a crowded machine there are many.
+constexpr int kTurnsForHelp = 2;
 // For the pieces that others still read: what one takes, and some.
 constexpr std::chrono::microseconds kPatience{200};
 
@@ -54,18 +57,18 @@ void Pull::run() {
 // The system may have put this thread behind the one that reads, for want of an idle processor at
 // that moment, and leave it there for milliseconds.
 void Pull::help() {
-  is_helped_.store(true, std::memory_order_relaxed);
+  is_helped_.store(true);
   if (sched_getcpu() == processor_.load(std::memory_order_relaxed)) net::leave_processor();
   read_from(false);
 }
 
 // As many begin as there are pieces, so those from the front and those from the back do not meet.
 void Pull::read_from(bool front) {
-  while (begun_.fetch_add(1) < pieces_.size()) {
+  for (int own = 1; begun_.fetch_add(1) < pieces_.size(); ++own) {
     read(front ? pieces_[from_front_.fetch_add(1)]
                : pieces_[pieces_.size() - 1 - from_back_.fetch_add(1)]);
     leave();
-    if (front && is_large() && !is_helped_.load(std::memory_order_relaxed)) {
+    if (front && own <= kTurnsForHelp && is_large() && !is_helped_.load()) {
       std::this_thread::yield();
     }
   }
