@@ -137,6 +137,7 @@ class Reactor {
   bool sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role,
                   Slot& slot);
   static Slot& thread_slot();
+  void stop_waiting_for(Source& source) noexcept;
   void flush_and_tell(Source& source) noexcept;
 
   // Who reads a source: role.cc.

@@ -195,8 +195,7 @@ class Reactor::Inside {
 
 bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   if (future.ready()) {
-    if (hint) hint->hand_over();  // expect_answer() may have kept another one from it
-    if (hint) flush_and_tell(*hint);
+    if (hint) stop_waiting_for(*hint);  // which expect_answer() may have kept another one from
     return true;
   }
   const Inside inside(*this);
@@ -209,9 +208,13 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   if (!hint) return ready;
   hint->answers().learn(ready ? Clock::now() - start : Clock::duration::max());
   role.release();
-  hint->hand_over();
-  flush_and_tell(*hint);
+  stop_waiting_for(*hint);
   return ready;
+}
+
+void Reactor::stop_waiting_for(Source& source) noexcept {
+  source.hand_over();
+  flush_and_tell(source);
 }
 
 // What is left others write.

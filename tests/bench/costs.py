@@ -208,8 +208,8 @@ class Column:
 
 
 def measure(program, tools, timeout_s):
-    """The columns, and by tool why it could not count."""
-    columns, failures = [], {}
+    """The columns; by tool why it could not count; by transport the microseconds of each stage."""
+    columns, failures, stages = [], {}, {}
     for transport in TRANSPORTS:
         with pair(program, transport, timeout_s) as bench:
             for state, (calls, pause_ms) in STATES.items():
@@ -224,7 +224,8 @@ def measure(program, tools, timeout_s):
                     except ToolFailure as failure:
                         failures[tool] = failure
                 columns.append(column)
-    return columns, failures
+            stages[transport] = bench.call(*STAGES)  # at last: notes are taken from then on
+    return columns, failures, stages
 
 
 def cell(value):
@@ -255,15 +256,6 @@ def allocation_lines(columns):
                              f" of {cell(alone['bytes'])} bytes"]
 
 
-def measure_stages(program, timeout_s):
-    """By transport: the name of each stage of a call, and its microseconds."""
-    stages = {}
-    for transport in TRANSPORTS:
-        with pair(program, transport, timeout_s) as bench:
-            stages[transport] = bench.call(*STAGES)
-    return stages
-
-
 def stage_lines(stages):
     lines = [["where the time of a call goes, us, median", *stages]]
     for name in stages[TRANSPORTS[0]]:
@@ -289,8 +281,8 @@ def report(program, timeout_s):
     """What is printed: tables, and a line for each tool that could not count."""
     missing = {tool: why for tool in TOOLS if (why := tool.missing())}
     tools = [tool for tool in TOOLS if tool not in missing]
-    columns, failures = measure(program, tools, timeout_s)
-    parts = [stage_lines(measure_stages(program, timeout_s)), allocation_lines(columns)]
+    columns, failures, stages = measure(program, tools, timeout_s)
+    parts = [stage_lines(stages), allocation_lines(columns)]
     for tool in TOOLS:
         why = missing.get(tool) or failures.get(tool)
         parts.append([f"no system calls by {tool.name}: {why}"] if why

@@ -91,7 +91,8 @@ class RunTest(unittest.TestCase):
         self.programs = self.folder / "build" / "tests" / "bench"
         self.programs.mkdir(parents=True)
         self.out = self.folder / "results.json"
-        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("grpc_unary", 20), ("limits", 5), ("local_adds", 5)):
+        for name, value in (("rpc_bench", 10), ("pytorch_rpc", 40), ("grpc_unary", 20), ("limits", 5),
+                            ("local_adds", 5)):
             self.fake(name, f"figures({value})")
 
     def fake(self, name, body):
