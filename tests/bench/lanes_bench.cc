@@ -6,8 +6,9 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <future>
 #include <string>
-#include <thread>
 
 #include <unistd.h>
 
@@ -23,6 +24,27 @@ FARSPAN_REGISTER(add, numel);
 constexpr size_t kSmallCalls = 2000, kLargeCalls = 30;
 constexpr double kGigabyte = 1e9;
 
+// Another thread, which repeats `work`.
+class Busy {
+ public:
+  explicit Busy(const std::function<void()>& work)
+      : ended_(std::async(std::launch::async, [this, work] {
+          while (!done_) work();
+        })) {}
+  ~Busy() { done_ = true; }  // and ended_ waits
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  // Throws what `work` has thrown.
+  void stop() {
+    done_ = true;
+    ended_.get();
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::future<void> ended_;
+};
+
 void measure() {
   const at::Tensor large = at::ones({64 << 20}, at::kByte), one = at::ones({1});
   const auto send_large = [&] { farspan::rpc_sync("there", numel, large); };
@@ -33,13 +55,9 @@ void measure() {
                 "GB/s");
   bench::report("small call between hosts p50",
                 bench::median(bench::times_of(kSmallCalls, add_ones)), "us");
-  std::atomic<bool> done{false};
-  std::thread busy([&] {
-    while (!done) send_large();
-  });
+  Busy busy(send_large);
   const auto times = bench::times_of(kSmallCalls, add_ones);
-  done = true;
-  busy.join();
+  busy.stop();
   bench::report("small call beside 64 MiB tensors p50", bench::median(times), "us");
   bench::report("small call beside 64 MiB tensors p99", bench::percentile(times, 0.99), "us");
 }

@@ -13,13 +13,10 @@
 #include <arpa/inet.h>
 #include <linux/futex.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,15 +24,14 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "bench/figures.h"
+#include "bench/peers/child.h"
 
 namespace bench {
 namespace {
@@ -43,13 +39,6 @@ namespace {
 constexpr size_t kSmall = 64;
 constexpr size_t kSmallCalls = 20'000;
 constexpr size_t kSocketsNeverWin = 1UL << 20;  // on one host: process_vm_readv is twice as fast
-
-// Every limit needs these calls to work: there is nothing to measure without them.
-void require(bool done, const char* what) {
-  if (done) return;
-  std::perror(what);
-  std::exit(1);
-}
 
 // Memory of its own, with every page touched.
 class Block {
@@ -68,28 +57,6 @@ class Block {
  private:
   char* data_;
   size_t size_;
-};
-
-// A child process that runs `work` and ends; killed with this object or with its parent.
-class Child {
- public:
-  explicit Child(const std::function<void()>& work) : pid_(fork()) {
-    require(pid_ >= 0, "fork");
-    if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    work();
-    _exit(0);
-  }
-  ~Child() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-  pid_t pid() const { return pid_; }
-
- private:
-  const pid_t pid_;
 };
 
 // Two connected stream sockets: unix, or TCP over loopback.
@@ -223,35 +190,29 @@ std::vector<double> copy_through_ring(size_t size, size_t calls) {
     alignas(64) std::atomic<size_t> emptied{0};
     alignas(64) std::array<std::array<char, kChunk>, kChunks> chunks;
   };
-  void* at = mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  require(at != MAP_FAILED, "mmap");
-  Ring& ring = *new (at) Ring;
-  std::vector<double> times;
-  {
-    const Child child([&] {
-      const Block target(size);
-      for (size_t chunk = 0;; ++chunk) {
-        while (ring.filled.load(std::memory_order_acquire) == chunk) continue;
-        std::memcpy(target.data() + chunk * kChunk % size, ring.chunks[chunk % kChunks].data(),
-                    kChunk);
-        ring.emptied.store(chunk + 1, std::memory_order_release);
-      }
-    });
-    const Block source(size);
-    size_t chunk = 0;
-    const auto call = [&] {
-      for (size_t done = 0; done < size; done += kChunk, ++chunk) {
-        while (chunk - ring.emptied.load(std::memory_order_acquire) == kChunks) continue;
-        std::memcpy(ring.chunks[chunk % kChunks].data(), source.data() + done, kChunk);
-        ring.filled.store(chunk + 1, std::memory_order_release);
-      }
-      while (ring.emptied.load(std::memory_order_acquire) != chunk) continue;
-    };
-    times_of(2, call);
-    times = times_of(calls, call);
-  }
-  munmap(at, sizeof(Ring));
-  return times;
+  const Shared<Ring> shared;
+  Ring& ring = *shared;
+  const Child child([&] {
+    const Block target(size);
+    for (size_t chunk = 0;; ++chunk) {
+      while (ring.filled.load(std::memory_order_acquire) == chunk) continue;
+      std::memcpy(target.data() + chunk * kChunk % size, ring.chunks[chunk % kChunks].data(),
+                  kChunk);
+      ring.emptied.store(chunk + 1, std::memory_order_release);
+    }
+  });
+  const Block source(size);
+  size_t chunk = 0;
+  const auto call = [&] {
+    for (size_t done = 0; done < size; done += kChunk, ++chunk) {
+      while (chunk - ring.emptied.load(std::memory_order_acquire) == kChunks) continue;
+      std::memcpy(ring.chunks[chunk % kChunks].data(), source.data() + done, kChunk);
+      ring.filled.store(chunk + 1, std::memory_order_release);
+    }
+    while (ring.emptied.load(std::memory_order_acquire) != chunk) continue;
+  };
+  times_of(2, call);
+  return times_of(calls, call);
 }
 
 long futex(std::atomic<int>& word, int operation, int value) {
@@ -261,10 +222,12 @@ long futex(std::atomic<int>& word, int operation, int value) {
 // Microseconds for a word in shared memory to change there and back.
 std::vector<double> shared_word(Waiting waiting) {
   const bool sleeping = waiting == Waiting::kSleeping;
-  void* at = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  require(at != MAP_FAILED, "mmap");
-  auto* words = static_cast<std::atomic<int>*>(at);
-  std::atomic<int>&ping = words[0], &pong = words[16];  // each in a cache line of its own
+  struct Words {
+    alignas(64) std::atomic<int> ping{0};
+    alignas(64) std::atomic<int> pong{0};
+  };
+  const Shared<Words> shared;
+  std::atomic<int>&ping = (*shared).ping, &pong = (*shared).pong;
   const auto set = [&](std::atomic<int>& word, int value) {
     word = value;
     if (sleeping) futex(word, FUTEX_WAKE, 1);
@@ -274,16 +237,11 @@ std::vector<double> shared_word(Waiting waiting) {
       if (sleeping) futex(word, FUTEX_WAIT, value - 1);
     }
   };
-  std::vector<double> times;
-  {
-    const Child child([&] {
-      for (int i = 1;; ++i) await(ping, i), set(pong, i);
-    });
-    int i = 0;
-    times = times_of(kSmallCalls, [&] { set(ping, ++i), await(pong, i); });
-  }
-  munmap(at, 4096);
-  return times;
+  const Child child([&] {
+    for (int i = 1;; ++i) await(ping, i), set(pong, i);
+  });
+  int i = 0;
+  return times_of(kSmallCalls, [&] { set(ping, ++i), await(pong, i); });
 }
 
 void report_limits(const std::string& transport) {

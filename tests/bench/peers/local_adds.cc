@@ -6,20 +6,15 @@
 //
 //   local_adds --transport shm
 #include <ATen/ATen.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <new>
 
 #include "bench/figures.h"
+#include "bench/peers/child.h"
 
 namespace {
 
@@ -51,7 +46,6 @@ void await(const std::atomic<size_t>& word, size_t value) {
 }
 
 [[noreturn]] void serve(Words& words, int adds) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (size_t call = 1;; ++call) {
     await(words.asked, call);
     add_in_a_row(adds);
@@ -66,14 +60,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: local_adds --transport shm\n");
     return 2;
   }
-  void* const shared =
-      mmap(nullptr, sizeof(Words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return std::perror("mmap"), 1;
-  Words& words = *new (shared) Words;
+  const bench::Shared<Words> shared;
+  Words& words = *shared;
   const int adds = adds_of_half_a_call();
-  const pid_t server = fork();
-  if (server < 0) return std::perror("fork"), 1;
-  if (server == 0) serve(words, adds);
+  const bench::Child server([&] { serve(words, adds); });
   size_t number = 0;
   const auto call = [&] {
     add_in_a_row(adds);
@@ -82,7 +72,5 @@ int main(int argc, char** argv) {
   };
   bench::times_of(kWarmUp, call);
   const auto times = bench::times_of(kCalls, call);
-  kill(server, SIGKILL);
-  waitpid(server, nullptr, 0);
   bench::report("small call p99 shm", bench::percentile(times, 0.99), "us");
 }
