@@ -214,10 +214,12 @@ bool Reactor::spin(Source& hot) {
   hot.reads().begin(start);
   const auto budget = std::min(hot.reads().budget(), options_.max_spin);
   const SpinPermit permit(budget.count() <= 0 || is_crowded(start));
-  if (!permit && hot.armed_.load(std::memory_order_relaxed)) return false;
+  const bool may_look = permit || budget.count() > 0;
+  if (!may_look && hot.armed_.load(std::memory_order_relaxed)) return false;
   Role role;
   if (!role.take(*this, hot, false)) return false;
-  if (!permit) return hot.pump(role);  // once, and arms it: nobody looks after the lease
+  if (!may_look) return hot.pump(role);  // once, and arms it: nobody looks after the lease
+  if (!permit) return read_between_turns(hot, role);
   if (shares_processor() && !is_crowded(start)) leave_processor();
   role.may_lease(tasks_are_short());
   SpinTime time(start, budget);
@@ -236,6 +238,22 @@ bool Reactor::spin(Source& hot) {
   }
   role.may_lease(false);
   count_spin(time.now() - start, false);
+  return false;
+}
+
+bool Reactor::read_between_turns(Source& hot, Role& role) {
+  role.may_lease(tasks_are_short());
+  TurnsOfOthers turns;
+  do {
+    if (hot.pump(role)) {
+      hot.reads().arrived(Clock::now());
+      count_spin(Clock::duration::zero(), true);
+      return true;
+    }
+    if (has_task()) return true;
+  } while (!stopping_.load(std::memory_order_relaxed) && !hot.removed() && turns.pass());
+  role.may_lease(false);
+  count_spin(Clock::duration::zero(), false);
   return false;
 }
 

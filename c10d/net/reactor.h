@@ -40,7 +40,7 @@ struct ReactorCounters {
   uint64_t wakeups = 0;    // idle threads woken on purpose
   uint64_t spin_hits = 0;  // times that polling has found something
   uint64_t spin_misses = 0;
-  std::chrono::nanoseconds spin_time{};  // in both
+  std::chrono::nanoseconds spin_time{};  // in both, but for looks between the turns of others
 };
 
 // Threading: every method from any thread, but stop() and the destructor only from outside.
@@ -95,6 +95,7 @@ class Reactor {
   void queue(std::unique_ptr<Task> task, bool mine);
   class Hot;
   bool spin(Source& hot);
+  bool read_between_turns(Source& hot, Role& role);
   void count_spin(Clock::duration took, bool hit) noexcept;
   bool sleep(Hot& hot);
   void dispatch_event(uint64_t key, Hot& hot);
@@ -131,6 +132,7 @@ class Reactor {
 
   // How a thread waits: reactor_wait.cc.
   bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role);
+  bool look_between_turns(FutureCore& future, Deadline deadline, Source& source, Role& role);
   void look_at(Source& source, Role& role) noexcept;
   void look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source, Role& role,
                              const Blocked& blocked);

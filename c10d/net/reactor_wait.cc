@@ -228,7 +228,7 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
   const auto budget = std::min(hint ? hint->answers().budget() : kSpinLimit, options_.max_spin);
   if (budget.count() <= 0) return false;
   const SpinPermit permit(is_crowded(start));
-  if (!permit) return false;
+  if (!permit) return hint && look_between_turns(future, deadline, *hint, role);
   SpinTime time(start, budget, deadline.at());
   bool ready = false;
   while (!ready && !time.is_over()) {
@@ -240,6 +240,17 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
     ready = future.ready();
   }
   count_spin(time.now() - start, ready);
+  return ready;
+}
+
+bool Reactor::look_between_turns(FutureCore& future, Deadline deadline, Source& source,
+                                 Role& role) {
+  bool ready = false;
+  for (TurnsOfOthers turns; !ready && !deadline.expired() && turns.pass();) {
+    look_at(source, role);
+    ready = future.ready();
+  }
+  count_spin(Clock::duration::zero(), ready);
   return ready;
 }
 

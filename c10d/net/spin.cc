@@ -16,6 +16,11 @@ constexpr std::chrono::microseconds kTurn{3};
 constexpr int kManyTurns = 16;
 thread_local int shared_turns = 0;  // in a row
 
+constexpr int kTurnsToPass = 32;
+constexpr std::chrono::milliseconds kLongTurn{1};
+constexpr int kAfterLongTurn = 16;        // waits that pass no turn
+thread_local int waits_without_pass = 0;  // still to come
+
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
 // one. Opened anew each time, which takes some 3 us, so that nothing stays open.
 int count_running() noexcept {
@@ -67,6 +72,23 @@ CrowdWatch& machine() noexcept {
 }
 
 }  // namespace
+
+TurnsOfOthers::TurnsOfOthers(void (*yield)() noexcept) noexcept
+    : yield_(yield), left_(waits_without_pass > 0 ? 0 : kTurnsToPass) {
+  if (waits_without_pass > 0) --waits_without_pass;
+}
+
+bool TurnsOfOthers::pass() noexcept {
+  if (left_ == 0) return false;
+  --left_;
+  const TimePoint before = Clock::now();
+  yield_();
+  if (Clock::now() - before > kLongTurn) {
+    left_ = 0;
+    waits_without_pass = kAfterLongTurn;
+  }
+  return true;
+}
 
 void let_others_go_first() noexcept {
   const TimePoint before = Clock::now();

@@ -123,6 +123,21 @@ class SpinPermit {
   bool granted_ = false;
 };
 
+// Looks of a thread that may not poll, since others want every processor: between their turns, so
+// that no look keeps anybody from running. It is not put to sleep and woken, which costs more than
+// a few turns of threads that call or answer. The turns of those that compute take milliseconds:
+// who sleeps is woken before they end, so whoever has met such a turn sleeps at the next waits.
+class TurnsOfOthers {
+ public:
+  explicit TurnsOfOthers(void (*yield)() noexcept = std::this_thread::yield) noexcept;
+  // Gives the processor away, for a look afterwards; false: enough of that.
+  bool pass() noexcept;
+
+ private:
+  void (*const yield_)() noexcept;
+  int left_;
+};
+
 // Gives the processor to others that wait for it.
 void let_others_go_first() noexcept;
 // Others have run each of the many last times that the calling thread let them, as if it shared its

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <farspan/c10d/net/level.h>
+#include <farspan/c10d/net/spin.h>
 
 #include "c10d/net/mailbox.h"
 #include "c10d/net/tasks.h"
@@ -231,6 +232,57 @@ TEST(Source, ALeaseInUseWakesNobody) {
 
 // Many threads wait on one source, each for a message of its own; whoever reads must not leave the
 // others asleep.
+// Nobody may poll while it is there.
+class NoPermits {
+ public:
+  NoPermits() {
+    while (permits_.emplace_back(false)) {
+    }
+  }
+
+ private:
+  std::deque<net::SpinPermit> permits_;
+};
+
+TEST(Source, WhoMayNotPollForAnAnswerLooksBetweenTheTurnsOfOthers) {
+  std::atomic<Promise<void>*> next{nullptr};
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    Promise<void>(*next.load()).set_value();  // which ends the wait, and with it *next
+  });
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  const NoPermits none;
+  constexpr uint64_t kAnswers = 50;
+  std::thread caller([&] {
+    for (uint64_t i = 0; i < kAnswers; ++i) {
+      Promise<void> answer;
+      next = &answer;
+      stopped.reactor.expect_answer(*mailbox);
+      mailbox->post();
+      EXPECT_TRUE(stopped.reactor.wait(*answer.future().state(), Deadline::after(seconds(10)),
+                                       mailbox.get()));
+    }
+  });
+  caller.join();
+  EXPECT_GE(stopped.reactor.counters().spin_hits, kAnswers / 2);
+  EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
+}
+
+TEST(Source, WhoMayNotPollForRequestsLooksBetweenTheTurnsOfOthers) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.add(mailbox);
+  const NoPermits none;
+  for (uint64_t i = 1; i <= 500; ++i) {
+    mailbox->post();
+    const Deadline deadline = Deadline::after(seconds(10));
+    while (mailbox->received() != i && !deadline.expired()) std::this_thread::yield();
+    ASSERT_EQ(mailbox->received(), i);
+  }
+  EXPECT_GT(stopped.reactor.counters().spin_hits, 0u);
+  EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
+}
+
 TEST(Source, WhoFollowsIsNotForgotten) {
   constexpr size_t kWaiters = 6;
   std::mutex mutex;

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <deque>
+#include <thread>
 #include <vector>
 
 namespace farspan::testing {
@@ -16,6 +17,7 @@ using net::kLongSpinLimit;
 using net::kSpinLimit;
 using net::SpinGovernor;
 using net::SpinPermit;
+using net::TurnsOfOthers;
 
 TimePoint at(Clock::duration since) { return TimePoint(1h) + since; }
 
@@ -120,6 +122,34 @@ TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
   }
   EXPECT_EQ(one, (std::vector<bool>{true, true, false, true}));
   EXPECT_EQ(two, (std::vector<bool>{true, false, false, true}));
+}
+
+void long_turn() noexcept { std::this_thread::sleep_for(2ms); }
+void short_turn() noexcept {}
+
+// In a thread of its own, which has met no turn yet.
+TEST(TurnsOfOthers, SoManyArePassedInAWait) {
+  std::thread([] {
+    TurnsOfOthers turns(short_turn);
+    int passed = 0;
+    while (passed < 1000 && turns.pass()) ++passed;
+    EXPECT_GE(passed, 2);
+    EXPECT_LT(passed, 1000);
+    EXPECT_TRUE(TurnsOfOthers(short_turn).pass());
+  }).join();
+}
+
+TEST(TurnsOfOthers, WhoHasMetALongOneSleepsAtTheNextWaits) {
+  std::thread([] {
+    TurnsOfOthers turns(long_turn);
+    EXPECT_TRUE(turns.pass());
+    EXPECT_FALSE(turns.pass());
+    int waits = 0;
+    while (waits < 1000 && !TurnsOfOthers(short_turn).pass()) ++waits;
+    EXPECT_GE(waits, 2);
+    EXPECT_LT(waits, 1000);
+    std::thread([] { EXPECT_TRUE(TurnsOfOthers(short_turn).pass()); }).join();
+  }).join();
 }
 
 TEST(SpinPermit, LeavesACoreToTheOthers) {
