@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include <farspan/farspan.h>
@@ -73,11 +74,12 @@ FARSPAN_REGISTER(begin_notes, noted_sum_of, taken_notes);
 
 }  // namespace
 
-std::vector<Stage> stages_of_calls(size_t calls) {
+std::vector<Stage> stages_of_calls(size_t calls, std::chrono::milliseconds pause) {
   const at::Tensor one = at::ones({1});
   farspan::rpc_sync("server", begin_notes, static_cast<int64_t>(calls));
   begin_notes(static_cast<int64_t>(calls));
   for (size_t i = 0; i < calls; ++i) {
+    if (pause.count() > 0) std::this_thread::sleep_for(pause);
     note();
     farspan::rpc_sync("server", noted_sum_of, one, one);
     note();

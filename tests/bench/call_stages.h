@@ -3,6 +3,7 @@
 // CallStages: where the time of a small call goes, between two processes of one host.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -14,12 +15,12 @@ struct Stage {
   double microseconds = 0;  // the median of all calls
 };
 
-// Adds two tensors of one element on worker `server`, so many times, and notes the time at seven
-// places of each call, at both ends: they share a clock. The stages are in their order; each costs
-// a look at the clock more than without.
+// Adds two tensors of one element on worker `server`, so many times, each after a pause, and notes
+// the time at seven places of each call, at both ends: they share a clock. The stages are in their
+// order; each costs a look at the clock more than without.
 //
 // Threading: one at a time, while nothing else calls between the two; calls that come later are
 // noted, too. Once in a process. throws  Error: as rpc_sync
-std::vector<Stage> stages_of_calls(size_t calls);
+std::vector<Stage> stages_of_calls(size_t calls, std::chrono::milliseconds pause);
 
 }  // namespace bench

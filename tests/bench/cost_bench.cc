@@ -71,9 +71,9 @@ void print_of_one_call(const char* name, const Allocations& allocated, size_t ca
               static_cast<double>(allocated.bytes) / all);
 }
 
-void print_stages(size_t calls) {
+void print_stages(size_t calls, std::chrono::milliseconds pause) {
   const char* separator = "{";
-  for (const bench::Stage& stage : bench::stages_of_calls(calls)) {
+  for (const bench::Stage& stage : bench::stages_of_calls(calls, pause)) {
     std::printf("%s\"%s\": %.3f", separator, stage.name.c_str(), stage.microseconds);
     separator = ", ";
   }
@@ -95,12 +95,14 @@ void serve_input() {
               farspan::rpc_sync("server", process_id));
   std::fflush(stdout);
   size_t calls = 0;
-  int pause_ms = 0;
-  while (std::scanf("%zu %d", &calls, &pause_ms) == 2 && calls > 0) {
-    if (pause_ms < 0) {
-      print_stages(calls);
+  unsigned pause_ms = 0;
+  char what[8];
+  while (std::scanf("%zu %u %7s", &calls, &pause_ms, what) == 3 && calls > 0) {
+    const std::chrono::milliseconds pause(pause_ms);
+    if (std::strcmp(what, "stages") == 0) {
+      print_stages(calls, pause);
     } else {
-      print_counted(calls, std::chrono::milliseconds(pause_ms));
+      print_counted(calls, pause);
     }
     std::fflush(stdout);
   }

@@ -29,7 +29,6 @@ MAY_FAIL = ("futex", "read", "recvfrom", "recvmsg", "sendmsg", "sendto")
 ALL, OTHERS = "raw_syscalls:sys_enter", "others"
 IN_VAIN = ", in vain"  # after the name of a system call: those that failed
 LEAST = 0.005  # of a call; what is less often is not shown
-STAGES = (20_000, -1)  # calls, and in place of a pause: cost_bench takes the times of their stages
 
 
 class ToolFailure(Exception):
@@ -43,10 +42,10 @@ class Pair:
         self._process, self._timeout_s = process, timeout_s
         self.ids = self._answer()
 
-    def call(self, calls, pause_ms):
-        """Makes so many calls. What the program found out about one."""
+    def call(self, calls, pause_ms, what="counts"):
+        """Makes so many calls. What the program found out about one: its "counts", or its "stages"."""
         with contextlib.suppress(BrokenPipeError):  # it has ended: the answer will say how
-            self._process.stdin.write(f"{calls} {pause_ms}\n")
+            self._process.stdin.write(f"{calls} {pause_ms} {what}\n")
             self._process.stdin.flush()
         return self._answer()
 
@@ -208,7 +207,8 @@ class Column:
 
 
 def measure(program, tools, timeout_s):
-    """The columns; by tool why it could not count; by transport the microseconds of each stage."""
+    """The columns; by tool why it could not count; by transport and state the microseconds of each
+    stage."""
     columns, failures, stages = [], {}, {}
     for transport in TRANSPORTS:
         with pair(program, transport, timeout_s) as bench:
@@ -224,7 +224,9 @@ def measure(program, tools, timeout_s):
                     except ToolFailure as failure:
                         failures[tool] = failure
                 columns.append(column)
-            stages[transport] = bench.call(*STAGES)  # at last: notes are taken from then on
+        for state, (calls, pause_ms) in STATES.items():
+            with pair(program, transport, timeout_s) as bench:  # of its own: notes are taken from then on
+                stages[transport + state] = bench.call(calls, pause_ms, "stages")
     return columns, failures, stages
 
 
@@ -258,7 +260,7 @@ def allocation_lines(columns):
 
 def stage_lines(stages):
     lines = [["where the time of a call goes, us, median", *stages]]
-    for name in stages[TRANSPORTS[0]]:
+    for name in next(iter(stages.values())):
         lines.append([f"  {name}", *(cell(of[name]) for of in stages.values())])
     return aligned([*lines, ["all", *(cell(sum(of.values())) for of in stages.values())]])
 

@@ -33,14 +33,15 @@ PERF = """\
 9998,,syscalls:sys_exit_recvfrom,129076003,100.00,,
 """
 # Says that a call took twice its pause, and makes one allocation more the longer that is; and that
-# its stages took 1.5 and 0.25.
+# its stages took 1.5, and its pause, and 0.25.
 BENCH = """\
 import json, os, sys
 print(json.dumps({"caller": os.getpid(), "callee": os.getppid()}), flush=True)
 for line in sys.stdin:
-    calls, pause = map(int, line.split())
-    if pause < 0:
-        print(json.dumps({"the message": 1.5, "the function": 0.25}), flush=True)
+    *numbers, what = line.split()
+    calls, pause = map(int, numbers)
+    if what == "stages":
+        print(json.dumps({"the message": 1.5 + pause, "the function": 0.25}), flush=True)
         continue
     said = {"count": 9 + pause, "bytes": 1043}
     print(json.dumps({"us": 2 * pause + 1, "caller": said, "callee": {"count": 15, "bytes": 1335},
@@ -102,10 +103,10 @@ class ReportTest(unittest.TestCase):
         self.assertIn(["bytes", *("1,043 1,335".split() * 4)], lines)
         self.assertIn("by the function itself: 4.00 of 308 bytes", self.report())
 
-    def test_the_stages_are_those_of_each_transport_and_their_sum(self):
+    def test_the_stages_are_those_of_each_transport_and_state_and_their_sum(self):
         lines = [line.split() for line in self.report().splitlines()]
-        self.assertIn(["the", "message", "1.50", "1.50"], lines)
-        self.assertIn(["all", "1.75", "1.75"], lines)
+        self.assertIn(["the", "message", "1.50", "6.50", "1.50", "6.50"], lines)
+        self.assertIn(["all", "1.75", "6.75", "1.75", "6.75"], lines)
 
     def test_perf_counts_only_while_calls_are_made(self):
         # Refuses what comes in another order than: enable, disable, interrupt.
