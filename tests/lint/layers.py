@@ -8,6 +8,7 @@ import sources
 LAYERS = (
     "c10d/base",
     "c10d/net",
+    "c10d/device",
     "c10d/transport",
     "c10d/store",
     "c10d/values",
@@ -28,7 +29,7 @@ SIBLINGS = {"c10d/backends", "c10d/ddp"}  # neither includes the other
 
 # These must not see LibTorch, neither directly nor through a room that does.
 WITHOUT_LIBTORCH = (
-    "c10d/base/", "c10d/net/", "c10d/transport/", "c10d/store/", "rpc/wire/", "rpc/agent/",
+    "c10d/base/", "c10d/net/", "c10d/device/", "c10d/transport/", "c10d/store/", "rpc/wire/", "rpc/agent/",
     "c10d/ddp/bucket_plan", "c10d/ddp/reduction_progress",
     "rref/id.h", "rref/protocol", "autograd/pass", "autograd/ended_passes", "optim/step_gate")
 GENERATED = re.compile(r"\.capnp\.h$")  # schemas know nothing of LibTorch

@@ -1,0 +1,47 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// SimulatedDevices: devices that are threads, for tests. What goes well on real ones by luck only
+// fails here: work comes late and in any order that streams and events allow, memory that was
+// released is poisoned, and whoever touches device memory without copy() is ended by a signal.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/device/devices.h>
+
+namespace farspan::device {
+
+struct SimulationOptions {
+  int devices = 2;
+  // What uuid() is made of: the same in each process that has the same devices.
+  std::string machine = "simulated";
+  uint64_t seed = 1;                        // of how late each piece of work comes
+  std::chrono::microseconds most_late{50};  // 0: as soon as can be
+  size_t memory = size_t{1} << 30;          // of each device
+};
+
+// Lifetime: outlives what was made by it.
+class SimulatedDevices : public Devices {
+ public:
+  // What one must not do and a device does not notice: memory used after it was released, or that
+  // is no memory. Nothing is copied then.
+  virtual std::vector<std::string> faults() const = 0;
+  // Bytes that allocate() has given and release() has not taken back; those of `device`.
+  virtual size_t allocated(int device) const = 0;
+  // Mapped from other processes.
+  virtual size_t opened() const = 0;
+  // Streams and events that were made or opened, and not ended.
+  virtual size_t streams() const = 0;
+  virtual size_t events() const = 0;
+};
+
+// What released memory is filled with.
+inline constexpr std::byte kPoison{0xDB};
+
+std::unique_ptr<SimulatedDevices> make_simulated_devices(SimulationOptions options = {});
+
+}  // namespace farspan::device
