@@ -21,12 +21,15 @@ constexpr size_t kAlignment = 256;
 struct Name {
   pid_t process;
   int32_t descriptor;
-  uint64_t bytes;
+  uint64_t instance;
   uint64_t id;
+  uint64_t bytes;
 };
 static_assert(sizeof(Name) <= sizeof(MemoryName));
 
-std::string file_name(uint64_t id) { return "farspan.simulated." + std::to_string(id); }
+std::string file_name(uint64_t instance, uint64_t id) {
+  return "farspan.memory." + std::to_string(instance) + "." + std::to_string(id);
+}
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -36,8 +39,11 @@ Error no_such(const char* what) {
 
 }  // namespace
 
-SimulatedMemory::SimulatedMemory(int devices, size_t bytes_of_each)
-    : devices_(devices), bytes_of_each_(bytes_of_each), allocated_(static_cast<size_t>(devices)) {}
+SimulatedMemory::SimulatedMemory(int devices, size_t bytes_of_each, uint64_t instance)
+    : devices_(devices),
+      bytes_of_each_(bytes_of_each),
+      instance_(instance),
+      allocated_(static_cast<size_t>(devices)) {}
 
 SimulatedMemory::~SimulatedMemory() {
   for (const auto& [base, bytes] : reserved_) munmap(const_cast<std::byte*>(base), bytes);
@@ -73,11 +79,11 @@ std::byte* SimulatedMemory::allocate(int device, size_t bytes) {
         .advice("release memory there");
   }
   const uint64_t id = ++last_id_;
-  auto memory = net::SharedMemory::create(size, file_name(id));
+  auto memory = net::SharedMemory::create(size, file_name(instance_, id));
   std::byte* const base = reserve_locked(size);
   allocated += size;
   blocks_.emplace(base, std::make_shared<Block>(Block{
-                            {device, base, size, id, true}, std::move(memory), {getpid(), id}}));
+                            {device, base, size, id, true}, std::move(memory), {instance_, id}}));
   return base;
 }
 
@@ -127,7 +133,8 @@ MemoryName SimulatedMemory::name(void* base) const {
   if (!block || block->region.base != base || !block->region.can_be_named) {
     throw no_such("allocation that can be named");
   }
-  const Name name{getpid(), block->memory.descriptor(), block->region.bytes, block->region.id};
+  const Name name{getpid(), block->memory.descriptor(), instance_, block->region.id,
+                  block->region.bytes};
   MemoryName bytes{};
   std::memcpy(bytes.data(), &name, sizeof name);
   return bytes;
@@ -137,12 +144,12 @@ std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   check(device);
   Name name;
   std::memcpy(&name, bytes.data(), sizeof name);
-  if (name.process == getpid()) {
+  if (name.instance == instance_) {
     throw Error(Code::kInvalidArgument, "a process cannot open memory of its own");
   }
   MutexLock lock(mutex_);
   for (const auto& [base, block] : blocks_) {
-    if (block->times_opened == 0 || block->maker != std::pair(name.process, name.id)) continue;
+    if (block->times_opened == 0 || block->maker != std::pair(name.instance, name.id)) continue;
     if (block->region.device != device) continue;
     ++block->times_opened;
     return block->region.base;
@@ -150,7 +157,7 @@ std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   const std::string path =
       "/proc/" + std::to_string(name.process) + "/fd/" + std::to_string(name.descriptor);
   net::OwnedDescriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!descriptor || !net::SharedMemory::is_called(file_name(name.id), descriptor)) {
+  if (!descriptor || !net::SharedMemory::is_called(file_name(name.instance, name.id), descriptor)) {
     throw Error(Code::kUnavailable, "that memory is no more, or cannot be opened here");
   }
   auto memory = net::SharedMemory::open(std::move(descriptor), name.bytes);
@@ -158,7 +165,7 @@ std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   std::byte* const base = reserve_locked(name.bytes);
   blocks_.emplace(base, std::make_shared<Block>(Block{{device, base, name.bytes, ++last_id_, false},
                                                       std::move(memory),
-                                                      {name.process, name.id},
+                                                      {name.instance, name.id},
                                                       1}));
   return base;
 }

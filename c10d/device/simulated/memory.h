@@ -26,7 +26,8 @@ namespace farspan::device {
 // Threading: every method from any thread.
 class SimulatedMemory {
  public:
-  SimulatedMemory(int devices, size_t bytes_of_each);
+  //   instance  tells these devices from all others
+  SimulatedMemory(int devices, size_t bytes_of_each, uint64_t instance);
   ~SimulatedMemory();
   SimulatedMemory(const SimulatedMemory&) = delete;
   SimulatedMemory& operator=(const SimulatedMemory&) = delete;
@@ -55,8 +56,8 @@ class SimulatedMemory {
   struct Block {
     Region region;
     net::SharedMemory memory;
-    std::pair<pid_t, uint64_t> maker;  // and the id that it has there
-    int times_opened = 0;              // 0: it is of this process
+    std::pair<uint64_t, uint64_t> maker;  // its instance, and the id there
+    int times_opened = 0;                 // 0: it is of this process
   };
   using Blocks = std::map<const std::byte*, std::shared_ptr<Block>>;
 
@@ -68,6 +69,7 @@ class SimulatedMemory {
 
   const int devices_;
   const size_t bytes_of_each_;
+  const uint64_t instance_;
   mutable Mutex mutex_;
   uint64_t last_id_ FARSPAN_GUARDED_BY(mutex_) = 0;
   Blocks blocks_ FARSPAN_GUARDED_BY(mutex_);  // by their base

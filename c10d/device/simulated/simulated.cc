@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -60,7 +61,7 @@ class Handles {
 class Simulation final : public SimulatedDevices {
  public:
   explicit Simulation(SimulationOptions options)
-      : options_(std::move(options)), memory_(options_.devices, options_.memory) {}
+      : options_(std::move(options)), memory_(options_.devices, options_.memory, instance_) {}
 
   std::string_view kind() const noexcept override { return "simulated"; }
   int count() const override { return options_.devices; }
@@ -95,7 +96,7 @@ class Simulation final : public SimulatedDevices {
 
   Event new_event(int device, Reach reach) override {
     check(device);
-    return events_.add(std::make_shared<SimulatedEvent>(reach));
+    return events_.add(std::make_shared<SimulatedEvent>(instance_, reach));
   }
   void end_event(Event event) noexcept override {
     if (!events_.remove(event)) note("end of what is no event");
@@ -117,7 +118,7 @@ class Simulation final : public SimulatedDevices {
   EventName name_event(Event event) override { return events_.get(event)->name(); }
   Event open_event(int device, const EventName& name) override {
     check(device);
-    return events_.add(std::make_shared<SimulatedEvent>(name));
+    return events_.add(std::make_shared<SimulatedEvent>(instance_, name));
   }
 
   std::vector<std::string> faults() const override {
@@ -141,6 +142,7 @@ class Simulation final : public SimulatedDevices {
   }
   void copy_now(void* to, const void* from, size_t bytes) noexcept;
 
+  const uint64_t instance_ = uint64_t{std::random_device()()} << 32 | std::random_device()();
   const SimulationOptions options_;
   SimulatedMemory memory_;
   std::atomic<uint64_t> made_{0};
@@ -185,7 +187,7 @@ bool Simulation::synchronize(Stream stream, Deadline deadline) {
 
 void Simulation::record(Event event, Stream stream) {
   const auto known = events_.get(event);
-  if (!known->is_of_this_process()) {
+  if (!known->is_own()) {
     throw Error(Code::kInvalidArgument, "an event of another process cannot be recorded here");
   }
   const auto on = streams_.get(stream.handle);

@@ -24,6 +24,8 @@ struct SimulationOptions {
   size_t memory = size_t{1} << 30;          // of each device
 };
 
+// Two of them in one process are as in two: each opens what the other one has named.
+//
 // Lifetime: outlives what was made by it.
 class SimulatedDevices : public Devices {
  public:

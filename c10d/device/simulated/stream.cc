@@ -21,21 +21,24 @@ namespace {
 struct Name {
   pid_t process;
   int32_t descriptor;
+  uint64_t instance;
   uint64_t id;
 };
 static_assert(sizeof(Name) <= sizeof(EventName));
 
-std::string file_name(uint64_t id) { return "farspan.event." + std::to_string(id); }
+std::string file_name(uint64_t instance, uint64_t id) {
+  return "farspan.event." + std::to_string(instance) + "." + std::to_string(id);
+}
 
 uint64_t next_id() noexcept {
   static std::atomic<uint64_t> last{0};
   return ++last;
 }
 
-Name parse(const EventName& bytes) {
+Name parse(uint64_t instance, const EventName& bytes) {
   Name name;
   std::memcpy(&name, bytes.data(), sizeof name);
-  if (name.process == getpid()) {
+  if (name.instance == instance) {
     throw Error(Code::kInvalidArgument, "a process cannot open an event of its own");
   }
   return name;
@@ -45,7 +48,7 @@ net::SharedMemory open(const Name& name, size_t bytes) {
   const std::string path =
       "/proc/" + std::to_string(name.process) + "/fd/" + std::to_string(name.descriptor);
   net::OwnedDescriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!descriptor || !net::SharedMemory::is_called(file_name(name.id), descriptor)) {
+  if (!descriptor || !net::SharedMemory::is_called(file_name(name.instance, name.id), descriptor)) {
     throw Error(Code::kUnavailable, "that event is no more, or cannot be opened here");
   }
   return net::SharedMemory::open(std::move(descriptor), bytes);
@@ -105,29 +108,31 @@ void SimulatedStream::run() {
   }
 }
 
-SimulatedEvent::SimulatedEvent(Reach reach)
+SimulatedEvent::SimulatedEvent(uint64_t instance, Reach reach)
     : reach_(reach),
+      instance_(instance),
       maker_(0),
       id_(next_id()),
-      memory_(net::SharedMemory::create(sizeof(Words), file_name(id_))) {
+      memory_(net::SharedMemory::create(sizeof(Words), file_name(instance_, id_))) {
   new (memory_.data()) Words;
 }
 
-SimulatedEvent::SimulatedEvent(const EventName& name)
+SimulatedEvent::SimulatedEvent(uint64_t instance, const EventName& name)
     : reach_(Reach::kThisHost),
-      maker_(parse(name).process),
-      id_(parse(name).id),
-      memory_(open(parse(name), sizeof(Words))) {}
+      instance_(parse(instance, name).instance),
+      maker_(parse(instance, name).process),
+      id_(parse(instance, name).id),
+      memory_(open(parse(instance, name), sizeof(Words))) {}
 
 SimulatedEvent::Words& SimulatedEvent::words() const noexcept {
   return *std::launder(reinterpret_cast<Words*>(memory_.data()));
 }
 
 EventName SimulatedEvent::name() const {
-  if (reach_ != Reach::kThisHost || !is_of_this_process()) {
+  if (reach_ != Reach::kThisHost || !is_own()) {
     throw Error(Code::kInvalidArgument, "this event is of one process only, or of another one");
   }
-  const Name name{getpid(), memory_.descriptor(), id_};
+  const Name name{getpid(), memory_.descriptor(), instance_, id_};
   EventName bytes{};
   std::memcpy(bytes.data(), &name, sizeof name);
   return bytes;

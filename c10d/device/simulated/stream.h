@@ -53,12 +53,13 @@ class SimulatedStream {
 // Threading: every method from any thread, but record() by one at a time.
 class SimulatedEvent {
  public:
-  explicit SimulatedEvent(Reach reach);
-  // As its name says.
-  explicit SimulatedEvent(const EventName& name);
+  //   instance  tells its devices from all others
+  SimulatedEvent(uint64_t instance, Reach reach);
+  // Another instance's.
+  SimulatedEvent(uint64_t instance, const EventName& name);
 
   EventName name() const;
-  bool is_of_this_process() const noexcept { return maker_ == 0; }
+  bool is_own() const noexcept { return maker_ == 0; }
   // The number of this record: it has come when come() is told of it.
   uint64_t record() noexcept;
   void come(uint64_t record) noexcept;
@@ -74,7 +75,8 @@ class SimulatedEvent {
   Words& words() const noexcept;
 
   const Reach reach_;
-  const pid_t maker_;  // 0: this process
+  const uint64_t instance_;  // its maker's
+  const pid_t maker_;        // 0: itself
   const uint64_t id_;
   const net::SharedMemory memory_;
 };

@@ -1,0 +1,79 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Exports: device memory that other processes of the host copy, kept as it is until they have; and
+// what such a process is told, to find it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/device/devices.h>
+
+namespace farspan::device {
+
+// Where bytes of another process lie, and when they are there to be copied.
+struct Export {
+  int device = 0;       // of the process that exports it
+  uint64_t region = 0;  // Region::id
+  MemoryName memory{};  // of the whole region
+  uint64_t region_bytes = 0;
+  uint64_t offset = 0;  // of the bytes in their region
+  uint64_t bytes = 0;
+  uint64_t event = 0;   // an id; the same name has the same id
+  EventName written{};  // comes when the bytes have been written
+};
+
+// An event is used for one export at a time: recorded anew before its importer has begun to wait,
+// it would make that one wait for the wrong place.
+//
+// Threading: every method from any thread.
+// Lifetime:  the devices outlive it.
+class Exports {
+ public:
+  explicit Exports(Devices& devices) : devices_(devices) {}
+  ~Exports();
+  Exports(const Exports&) = delete;
+  Exports& operator=(const Exports&) = delete;
+
+  // Exports what `stream` will have written when it has come as far as it has been given by now.
+  //   id       the export's; several may share one, and are taken together
+  //   owner    keeps the memory, until taken()
+  //   returns  nothing where the memory's kind cannot be opened by other processes: it takes
+  //            another way
+  //   throws   Error as Devices: kOverloaded: no events left
+  std::optional<Export> make(uint64_t id, const void* memory, size_t bytes, Stream stream,
+                             std::shared_ptr<void> owner);
+  // All of them have been copied, or never will be. Unknown ids have no effect.
+  void taken(uint64_t id) noexcept;
+  // The peer is gone: nothing will be taken any more. Events that it may still wait for end.
+  void close() noexcept;
+
+  size_t kept() const;    // exports that were not taken
+  size_t events() const;  // of them all, and those at rest
+
+ private:
+  struct Named {
+    uint64_t id = 0;
+    Event event = nullptr;
+    EventName name{};
+  };
+  struct Kept {
+    int device = 0;
+    Named event;
+    std::shared_ptr<void> owner;
+  };
+  Named rested_event(int device);
+
+  Devices& devices_;
+  mutable Mutex mutex_;
+  uint64_t last_event_ FARSPAN_GUARDED_BY(mutex_) = 0;
+  std::unordered_multimap<uint64_t, Kept> kept_ FARSPAN_GUARDED_BY(mutex_);
+  std::unordered_map<int, std::vector<Named>> at_rest_ FARSPAN_GUARDED_BY(mutex_);  // by device
+};
+
+}  // namespace farspan::device
