@@ -31,8 +31,25 @@ Exports::Named Exports::rested_event(int device) {
 
 std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t bytes, Stream stream,
                                     std::shared_ptr<void> owner) {
-  const Region region = devices_.region_of(memory);
-  if (!region.can_be_named) return std::nullopt;
+  Region region = devices_.region_of(memory);
+  Kept kept{stream.device, {}, std::move(owner), {}};
+  if (!region.can_be_named) {
+    kept.staged = staging_.take(region.device, bytes);
+    if (!kept.staged.memory) return std::nullopt;
+  }
+  try {
+    kept.event = rested_event(stream.device);
+    if (kept.staged.memory) {
+      devices_.copy(stream, kept.staged.memory, memory, bytes);
+      memory = kept.staged.memory;
+      region = devices_.region_of(memory);
+    }
+    devices_.record(kept.event.event, stream);
+  } catch (...) {
+    MutexLock lock(mutex_);
+    rest_locked(kept);
+    throw;
+  }
   Export made;
   made.device = region.device;
   made.region = region.id;
@@ -40,19 +57,17 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
   made.region_bytes = region.bytes;
   made.offset = static_cast<uint64_t>(static_cast<const std::byte*>(memory) - region.base);
   made.bytes = bytes;
-  const Named event = rested_event(stream.device);
-  made.event = event.id;
-  made.written = event.name;
-  try {
-    devices_.record(event.event, stream);
-    MutexLock lock(mutex_);
-    kept_.emplace(id, Kept{stream.device, event, std::move(owner)});
-  } catch (...) {
-    MutexLock lock(mutex_);
-    at_rest_[stream.device].push_back(event);
-    throw;
-  }
+  made.event = kept.event.id;
+  made.written = kept.event.name;
+  MutexLock lock(mutex_);
+  if (kept.staged.memory) staged_ += bytes;
+  kept_.emplace(id, std::move(kept));
   return made;
+}
+
+void Exports::rest_locked(const Kept& kept) noexcept {
+  if (kept.event.event) at_rest_[kept.device].push_back(kept.event);
+  if (kept.staged.memory) staging_.give_back(kept.staged);
 }
 
 void Exports::taken(uint64_t id) noexcept {
@@ -60,7 +75,7 @@ void Exports::taken(uint64_t id) noexcept {
   MutexLock lock(mutex_);
   const auto [first, last] = kept_.equal_range(id);
   for (auto one = first; one != last; ++one) {
-    at_rest_[one->second.device].push_back(one->second.event);
+    rest_locked(one->second);
     owners.push_back(std::move(one->second.owner));
   }
   kept_.erase(first, last);
@@ -74,7 +89,10 @@ void Exports::close() noexcept {
     kept.swap(kept_);
     at_rest.swap(at_rest_);
   }
-  for (const auto& [id, one] : kept) devices_.end_event(one.event.event);
+  for (const auto& [id, one] : kept) {
+    devices_.end_event(one.event.event);
+    if (one.staged.memory) staging_.give_back(one.staged);
+  }
   for (const auto& [device, events] : at_rest) {
     for (const Named& event : events) devices_.end_event(event.event);
   }
@@ -83,6 +101,11 @@ void Exports::close() noexcept {
 size_t Exports::kept() const {
   MutexLock lock(mutex_);
   return kept_.size();
+}
+
+uint64_t Exports::staged() const {
+  MutexLock lock(mutex_);
+  return staged_;
 }
 
 size_t Exports::events() const {

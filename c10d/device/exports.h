@@ -13,6 +13,7 @@
 
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/devices.h>
+#include <farspan/c10d/device/staging.h>
 
 namespace farspan::device {
 
@@ -35,7 +36,10 @@ struct Export {
 // Lifetime:  the devices outlive it.
 class Exports {
  public:
-  explicit Exports(Devices& devices) : devices_(devices) {}
+  //   staging  the most bytes of each device that are kept for memory which other processes cannot
+  //            open; 0: such memory is not exported
+  explicit Exports(Devices& devices, size_t staging = size_t{64} << 20)
+      : devices_(devices), staging_(devices, staging) {}
   ~Exports();
   Exports(const Exports&) = delete;
   Exports& operator=(const Exports&) = delete;
@@ -43,8 +47,8 @@ class Exports {
   // Exports what `stream` will have written when it has come as far as it has been given by now.
   //   id       the export's; several may share one, and are taken together
   //   owner    keeps the memory, until taken()
-  //   returns  nothing where the memory's kind cannot be opened by other processes: it takes
-  //            another way
+  //   returns  nothing for memory that other processes cannot open, when there is no room to stage
+  //            it: it takes another way
   //   throws   Error as Devices: kOverloaded: no events left
   std::optional<Export> make(uint64_t id, const void* memory, size_t bytes, Stream stream,
                              std::shared_ptr<void> owner);
@@ -53,8 +57,9 @@ class Exports {
   // The peer is gone: nothing will be taken any more. Events that it may still wait for end.
   void close() noexcept;
 
-  size_t kept() const;    // exports that were not taken
-  size_t events() const;  // of them all, and those at rest
+  size_t kept() const;      // exports that were not taken
+  size_t events() const;    // of them all, and those at rest
+  uint64_t staged() const;  // bytes, ever
 
  private:
   struct Named {
@@ -66,11 +71,15 @@ class Exports {
     int device = 0;
     Named event;
     std::shared_ptr<void> owner;
+    Staging::Block staged;
   };
   Named rested_event(int device);
+  void rest_locked(const Kept& kept) noexcept FARSPAN_REQUIRES(mutex_);
 
   Devices& devices_;
+  Staging staging_;
   mutable Mutex mutex_;
+  uint64_t staged_ FARSPAN_GUARDED_BY(mutex_) = 0;
   uint64_t last_event_ FARSPAN_GUARDED_BY(mutex_) = 0;
   std::unordered_multimap<uint64_t, Kept> kept_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_map<int, std::vector<Named>> at_rest_ FARSPAN_GUARDED_BY(mutex_);  // by device

@@ -68,7 +68,7 @@ std::byte* SimulatedMemory::reserve_locked(size_t bytes) {
   return static_cast<std::byte*>(base);
 }
 
-std::byte* SimulatedMemory::allocate(int device, size_t bytes) {
+std::byte* SimulatedMemory::allocate(int device, size_t bytes, bool can_be_named) {
   check(device);
   const size_t size = aligned(std::max<size_t>(bytes, 1));
   MutexLock lock(mutex_);
@@ -83,7 +83,7 @@ std::byte* SimulatedMemory::allocate(int device, size_t bytes) {
   std::byte* const base = reserve_locked(size);
   allocated += size;
   blocks_.emplace(base, std::make_shared<Block>(Block{
-                            {device, base, size, id, true}, std::move(memory), {instance_, id}}));
+                            {device, base, size, id, can_be_named}, std::move(memory), {instance_, id}}));
   return base;
 }
 

@@ -32,7 +32,7 @@ class SimulatedMemory {
   SimulatedMemory(const SimulatedMemory&) = delete;
   SimulatedMemory& operator=(const SimulatedMemory&) = delete;
 
-  std::byte* allocate(int device, size_t bytes);
+  std::byte* allocate(int device, size_t bytes, bool can_be_named);
   // Poisons it. False: it is none that was allocated here.
   bool release(void* memory) noexcept;
   Region region_of(const void* address) const;

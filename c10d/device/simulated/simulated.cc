@@ -70,7 +70,12 @@ class Simulation final : public SimulatedDevices {
     return "SIM-" + options_.machine + "-" + std::to_string(device);
   }
 
-  void* allocate(int device, size_t bytes) override { return memory_.allocate(device, bytes); }
+  void* allocate(int device, size_t bytes) override {
+    return memory_.allocate(device, bytes, true);
+  }
+  void* allocate_unnamed(int device, size_t bytes) override {
+    return memory_.allocate(device, bytes, false);
+  }
   void release(void* memory) noexcept override {
     if (!memory_.release(memory)) note("release of what is no allocation");
   }

@@ -29,6 +29,9 @@ struct SimulationOptions {
 // Lifetime: outlives what was made by it.
 class SimulatedDevices : public Devices {
  public:
+  // As allocate(), but of a kind that other processes cannot open, as some allocators' is.
+  virtual void* allocate_unnamed(int device, size_t bytes) = 0;
+
   // What one must not do and a device does not notice: memory used after it was released, or that
   // is no memory. Nothing is copied then.
   virtual std::vector<std::string> faults() const = 0;

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -185,9 +186,10 @@ TEST_F(ExportsTest, WhatIsBeingCopiedStaysOpen) {
   Imports imports(*there_.devices, {.regions = 1, .events = 1, .idle = milliseconds(0)});
   std::byte* const sources[] = {here_.allocate(), here_.allocate(), here_.allocate()};
   std::vector<std::byte*> targets;
+  const auto sent = filled(kBytes, 0);
   Gate gate(here_);
   for (uint64_t id = 1; id <= 3; ++id) {
-    here_.write(sources[id - 1], filled(kBytes, 0));
+    here_.write(sources[id - 1], sent);
     targets.push_back(there_.allocate());
     imports.copy(kPeer, make(id, sources[id - 1]), targets.back(), there_.stream);
   }
@@ -291,11 +293,85 @@ TEST_F(ExportsTest, MemoryOfAnotherProcessIsNotExported) {
   std::byte* const source = here_.allocate();
   const auto name = here_.devices->name_memory(source);
   void* const opened = there_.devices->open_memory(0, name);
-  Exports exports(*there_.devices);
+  Exports exports(*there_.devices, 0);
   EXPECT_FALSE(exports.make(1, opened, kBytes, there_.stream, nullptr));
   EXPECT_EQ(exports.events(), 0u);
   there_.devices->close_memory(opened);
   here_.devices->release(source);
+}
+
+constexpr size_t kBlock = size_t{1} << 20;  // the least that is staged
+
+class StagedExportsTest : public ExportsTest {
+ protected:
+  ~StagedExportsTest() override { here_.devices->release(source_); }
+  // Of memory that other processes cannot open.
+  std::optional<Export> stage(Exports& exports, uint64_t id, size_t bytes = kBytes) {
+    return exports.make(id, source_, bytes, here_.stream, nullptr);
+  }
+  std::byte* const source_ =
+      static_cast<std::byte*>(here_.devices->allocate_unnamed(0, 3 * kBlock));
+};
+
+TEST_F(StagedExportsTest, WhatCannotBeOpenedIsCopiedToWhatCan) {
+  Imports imports(*there_.devices);
+  Exports exports(*here_.devices, 2 * kBlock);
+  for (uint64_t id = 1; id <= 5; ++id) {
+    const auto sent = filled(kBytes, id);
+    here_.write(source_, sent);
+    const auto made = stage(exports, id);
+    ASSERT_TRUE(made);
+    imports.copy(kPeer, *made, target_, there_.stream);
+    EXPECT_EQ(there_.read(target_), sent);
+    exports.taken(id);
+  }
+  EXPECT_EQ(exports.staged(), 5 * kBytes);
+  EXPECT_EQ(imports.counters().opened, 1u) << "the same block was used again";
+  here_.finish();
+}
+
+TEST_F(StagedExportsTest, ABlockIsInUseUntilItsExportIsTaken) {
+  Exports exports(*here_.devices, 2 * kBlock);
+  ASSERT_TRUE(stage(exports, 1));
+  ASSERT_TRUE(stage(exports, 2));
+  EXPECT_FALSE(stage(exports, 3)) << "no room";
+  EXPECT_EQ(exports.kept(), 2u);
+  exports.taken(1);
+  EXPECT_TRUE(stage(exports, 3));
+  EXPECT_FALSE(stage(exports, 4, 3 * kBlock)) << "more than there ever is room for";
+  here_.finish();
+}
+
+TEST_F(StagedExportsTest, BlocksOfAnotherSizeMakeRoom) {
+  Exports exports(*here_.devices, 2 * kBlock);
+  const size_t before = here_.devices->allocated(0);
+  ASSERT_TRUE(stage(exports, 1));
+  ASSERT_TRUE(stage(exports, 2));
+  EXPECT_EQ(here_.devices->allocated(0), before + 2 * kBlock);
+  here_.finish();
+  exports.taken(1);
+  EXPECT_FALSE(stage(exports, 3, 2 * kBlock)) << "one is in use";
+  exports.taken(2);
+  EXPECT_TRUE(stage(exports, 3, 2 * kBlock));
+  EXPECT_EQ(here_.devices->allocated(0), before + 2 * kBlock);
+  here_.finish();
+}
+
+TEST_F(StagedExportsTest, ADeviceThatIsFullStagesNothing) {
+  const auto small = device::make_simulated_devices({.memory = kBlock + 4096});
+  const Stream stream = small->new_stream(0);
+  void* const source = small->allocate_unnamed(0, kBytes);
+  void* const rest = small->allocate(0, kBlock / 2);
+  {
+    Exports exports(*small);
+    EXPECT_FALSE(exports.make(1, source, kBytes, stream, nullptr));
+    small->release(rest);
+    EXPECT_TRUE(exports.make(1, source, kBytes, stream, nullptr));
+    EXPECT_TRUE(small->synchronize(stream, Deadline::after(seconds(20))));
+  }
+  small->release(source);
+  EXPECT_EQ(small->allocated(0), 0u) << "what was staged was not released";
+  small->end_stream(stream);
 }
 
 // The whole way, many times: the source is written anew, or released and allocated anew, as soon as
