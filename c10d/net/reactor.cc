@@ -219,7 +219,7 @@ bool Reactor::spin(Source& hot) {
   Role role;
   if (!role.take(*this, hot, false)) return false;
   if (!may_look) return hot.pump(role);  // once, and arms it: nobody looks after the lease
-  if (!permit) return read_between_turns(hot, role);
+  if (!permit) return read_between_turns(hot, start, role);
   if (shares_processor() && !is_crowded(start)) leave_processor();
   role.may_lease(tasks_are_short());
   SpinTime time(start, budget);
@@ -241,9 +241,9 @@ bool Reactor::spin(Source& hot) {
   return false;
 }
 
-bool Reactor::read_between_turns(Source& hot, Role& role) {
+bool Reactor::read_between_turns(Source& hot, TimePoint start, Role& role) {
   role.may_lease(tasks_are_short());
-  TurnsOfOthers turns;
+  TurnsOfOthers turns(start);
   do {
     if (hot.pump(role)) {
       hot.reads().arrived(Clock::now());

@@ -70,6 +70,7 @@ class Reactor {
   bool wait(FutureCore& future, Deadline deadline, Source* hint);
 
   Timers& timers() noexcept { return timers_; }
+  std::chrono::microseconds max_spin() const noexcept { return options_.max_spin; }
 
   // Ends every thread; tasks that have not begun are rejected. Waits for those that run.
   void stop();
@@ -95,7 +96,7 @@ class Reactor {
   void queue(std::unique_ptr<Task> task, bool mine);
   class Hot;
   bool spin(Source& hot);
-  bool read_between_turns(Source& hot, Role& role);
+  bool read_between_turns(Source& hot, TimePoint start, Role& role);
   void count_spin(Clock::duration took, bool hit) noexcept;
   bool sleep(Hot& hot);
   void dispatch_event(uint64_t key, Hot& hot);
@@ -132,12 +133,15 @@ class Reactor {
 
   // How a thread waits: reactor_wait.cc.
   bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role);
-  bool look_between_turns(FutureCore& future, Deadline deadline, Source& source, Role& role);
+  bool look_between_turns(FutureCore& future, TimePoint start, Deadline deadline, Source& source,
+                          Role& role);
   void look_at(Source& source, Role& role) noexcept;
   void look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source, Role& role,
                              const Blocked& blocked);
   bool sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role,
                   Slot& slot);
+  bool sleep_without_slot(FutureCore& future, Deadline deadline, Source* hint, Role& role,
+                          Slot& slot);
   static Slot& thread_slot();
   void stop_waiting_for(Source& source) noexcept;
   void flush_and_tell(Source& source) noexcept;

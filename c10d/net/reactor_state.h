@@ -70,8 +70,8 @@ class Reactor::Unused final : Unfinished {
 class Reactor::Slot final : public Follower {
  public:
   Slot() = default;
-  ~Slot();  // when nobody is about to wake it any more
-  void open();
+  ~Slot();               // when nobody is about to wake it any more
+  bool open() noexcept;  // false: there is no descriptor left
   void expect_wake() noexcept override;
   void wake() noexcept override;
   bool is_woken() const noexcept override { return woken_.load(); }

@@ -61,14 +61,9 @@ Reactor::Slot::~Slot() {
   if (fd_ >= 0) close(fd_);
 }
 
-void Reactor::Slot::open() {
-  if (fd_ >= 0) return;
-  fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (fd_ < 0) {
-    throw Error(Code::kOverloaded, std::string("eventfd: ") + std::strerror(errno))
-        .operation("wait for a result")
-        .advice("raise the limit of open files (ulimit -n)");
-  }
+bool Reactor::Slot::open() noexcept {
+  if (fd_ < 0) fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  return fd_ >= 0;
 }
 
 void Reactor::Slot::expect_wake() noexcept {
@@ -203,8 +198,10 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   Role role;
   role.may_lease(hint && !hint->was_idle());  // whoever called after a while is not back in no time
   role.hands_over();
+  Slot& slot = thread_slot();
   const bool ready = spin_wait(future, start, deadline, hint, role) ||
-                     sleep_wait(future, start, deadline, hint, role, thread_slot());
+                     (slot.open() ? sleep_wait(future, start, deadline, hint, role, slot)
+                                  : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
   hint->answers().learn(ready ? Clock::now() - start : Clock::duration::max());
   role.release();
@@ -228,7 +225,7 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
   const auto budget = std::min(hint ? hint->answers().budget() : kSpinLimit, options_.max_spin);
   if (budget.count() <= 0) return false;
   const SpinPermit permit(is_crowded(start));
-  if (!permit) return hint && look_between_turns(future, deadline, *hint, role);
+  if (!permit) return hint && look_between_turns(future, start, deadline, *hint, role);
   SpinTime time(start, budget, deadline.at());
   bool ready = false;
   while (!ready && !time.is_over()) {
@@ -243,11 +240,13 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
   return ready;
 }
 
-bool Reactor::look_between_turns(FutureCore& future, Deadline deadline, Source& source,
-                                 Role& role) {
+// Whoever of those that wait gets the processor first reads for all.
+bool Reactor::look_between_turns(FutureCore& future, TimePoint start, Deadline deadline,
+                                 Source& source, Role& role) {
   bool ready = false;
-  for (TurnsOfOthers turns; !ready && !deadline.expired() && turns.pass();) {
+  for (TurnsOfOthers turns(start); !ready && !deadline.expired() && turns.pass();) {
     look_at(source, role);
+    if (role.leases()) role.release();
     ready = future.ready();
   }
   count_spin(Clock::duration::zero(), ready);
@@ -291,13 +290,13 @@ void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Sourc
 
 bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
                          Role& role, Slot& slot) {
-  slot.open();
   Blocked blocked(*this, slot);
   uint64_t passed = hint ? hint->passed_bytes() : 0;
+  const bool may_poll = options_.max_spin.count() > 0;
   while (!future.ready()) {
     if (blocked.is_called()) {
       role.release();  // a task may take long, and wait for this very source
-      if (hint) hint->hand_over();
+      if (hint) stop_waiting_for(*hint);
       blocked.run_own();
       continue;
     }
@@ -305,7 +304,7 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
       role.release();
       hint = nullptr;
     }
-    if (hint && hint->passed_bytes() != passed) {
+    if (hint && may_poll && hint->passed_bytes() != passed) {
       look_while_bytes_pass(future, deadline, *hint, role, blocked);
       passed = hint->passed_bytes();
       continue;
@@ -338,10 +337,23 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
     if (follows) hint->unfollow(slot);
     if (fds[0].revents) slot.clear();
     if (Clock::now() - start > kSoon) role.may_lease(false);
-    if (fds[1].revents || has_input) hint->pump(role);
+    if (fds[1].revents || has_input) {
+      if (left_to_write) flush_when_writable(*hint);  // what is read may run for long
+      hint->pump(role);
+    }
     if (deadline.expired()) break;
   }
   return future.ready();
+}
+
+// Without a descriptor of its own a thread cannot read while it sleeps: others do.
+bool Reactor::sleep_without_slot(FutureCore& future, Deadline deadline, Source* hint, Role& role,
+                                 Slot& slot) {
+  const Blocked blocked(*this, slot);
+  role.may_lease(false);
+  role.release();
+  if (hint) stop_waiting_for(*hint);
+  return future.sleep(deadline);
 }
 
 }  // namespace farspan::net

@@ -51,6 +51,7 @@ class Role {
   bool held() const noexcept { return source_ != nullptr; }
   // Whether the next release() may leave a lease.
   void may_lease(bool may) noexcept { may_lease_ = may; }
+  bool leases() const noexcept { return may_lease_; }
   // The holder calls the source's hand_over() when it goes for good, so that followers are no
   // reason against a lease.
   void hands_over() noexcept { hands_over_ = true; }

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include <farspan/c10d/net/owned_descriptor.h>
@@ -18,8 +19,8 @@ thread_local int shared_turns = 0;  // in a row
 
 constexpr int kTurnsToPass = 32;
 constexpr std::chrono::milliseconds kLongTurn{1};
-constexpr int kAfterLongTurn = 16;        // waits that pass no turn
-thread_local int waits_without_pass = 0;  // still to come
+constexpr int kRestAfterLongTurn = 20;  // times what it took
+std::atomic<Clock::rep> no_turns_before{0};
 
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
 // one. Opened anew each time, which takes some 3 us, so that nothing stays open.
@@ -43,7 +44,8 @@ void CrowdWatch::look(TimePoint now) noexcept {
                                                   std::memory_order_relaxed)) {
     return;
   }
-  if (at - next > Clock::duration(kStale).count()) {  // the first one after a pause
+  const bool was_crowded = too_many_.load(std::memory_order_relaxed) >= 2;
+  if (at - next > Clock::duration(kStale).count() && !was_crowded) {  // the first one after a pause
     too_many_.store(0, std::memory_order_relaxed);
     running_.store(1, std::memory_order_relaxed);
     return;
@@ -57,6 +59,12 @@ void CrowdWatch::look(TimePoint now) noexcept {
 bool CrowdWatch::is_crowded(TimePoint now) noexcept {
   look(now);
   return too_many_.load(std::memory_order_relaxed) >= 2;
+}
+
+void CrowdWatch::saw_crowd(TimePoint now) noexcept {
+  too_many_.store(2, std::memory_order_relaxed);
+  running_.store(processors_ + 1, std::memory_order_relaxed);
+  next_.store((now + kEvery).time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 bool CrowdWatch::has_idle(TimePoint now, int processors) noexcept {
@@ -73,19 +81,23 @@ CrowdWatch& machine() noexcept {
 
 }  // namespace
 
-TurnsOfOthers::TurnsOfOthers(void (*yield)() noexcept) noexcept
-    : yield_(yield), left_(waits_without_pass > 0 ? 0 : kTurnsToPass) {
-  if (waits_without_pass > 0) --waits_without_pass;
-}
+TurnsOfOthers::TurnsOfOthers(TimePoint now, void (*yield)() noexcept) noexcept
+    : yield_(yield),
+      left_(now.time_since_epoch().count() < no_turns_before.load(std::memory_order_relaxed)
+                ? 0
+                : kTurnsToPass) {}
 
 bool TurnsOfOthers::pass() noexcept {
   if (left_ == 0) return false;
   --left_;
   const TimePoint before = Clock::now();
   yield_();
-  if (Clock::now() - before > kLongTurn) {
+  const TimePoint now = Clock::now();
+  if (now - before > kLongTurn) {
     left_ = 0;
-    waits_without_pass = kAfterLongTurn;
+    const TimePoint rested = now + kRestAfterLongTurn * (now - before);
+    no_turns_before.store(rested.time_since_epoch().count(), std::memory_order_relaxed);
+    machine().saw_crowd(now);
   }
   return true;
 }
@@ -93,7 +105,9 @@ bool TurnsOfOthers::pass() noexcept {
 void let_others_go_first() noexcept {
   const TimePoint before = Clock::now();
   std::this_thread::yield();
-  shared_turns = Clock::now() - before > kTurn ? shared_turns + 1 : 0;
+  const TimePoint now = Clock::now();
+  shared_turns = now - before > kTurn ? shared_turns + 1 : 0;
+  if (now - before > kLongTurn) machine().saw_crowd(now);
 }
 
 bool shares_processor() noexcept { return shared_turns >= kManyTurns; }

@@ -65,8 +65,8 @@ class SpinGovernor {
 
 // Whether more threads want to run than there are processors, so that who polls may keep one from
 // its work: when the last two looks say so. It looks at most once in a millisecond; not when nobody
-// has asked for longer than three, for a look takes 10 us, and two in a row are needed: who calls
-// now and then does not pay for it.
+// has asked for longer than three and it was not crowded, for a look takes 10 us, and two in a row
+// are needed: who calls now and then does not pay for it.
 //
 // Threading: any thread; `count` may be called by several at once.
 class CrowdWatch {
@@ -75,6 +75,9 @@ class CrowdWatch {
   CrowdWatch(int (*count)() noexcept, int processors) noexcept
       : count_(count), processors_(processors) {}
   bool is_crowded(TimePoint now) noexcept;
+  // A thread that gave its processor away got it back so late that others computed meanwhile: no
+  // look is needed to see that it is crowded. Who has no processor is late for every look.
+  void saw_crowd(TimePoint now) noexcept;
   // Whether so many processors had nothing to do when it last looked.
   bool has_idle(TimePoint now, int processors) noexcept;
 
@@ -125,11 +128,13 @@ class SpinPermit {
 
 // Looks of a thread that may not poll, since others want every processor: between their turns, so
 // that no look keeps anybody from running. It is not put to sleep and woken, which costs more than
-// a few turns of threads that call or answer. The turns of those that compute take milliseconds:
-// who sleeps is woken before they end, so whoever has met such a turn sleeps at the next waits.
+// a few turns of threads that call or answer. The turns of those that compute take milliseconds,
+// and who sleeps is woken before they end: after such a turn none is passed in this process until
+// what it took is a twentieth of the time.
 class TurnsOfOthers {
  public:
-  explicit TurnsOfOthers(void (*yield)() noexcept = std::this_thread::yield) noexcept;
+  explicit TurnsOfOthers(TimePoint now,
+                         void (*yield)() noexcept = std::this_thread::yield) noexcept;
   // Gives the processor away, for a look afterwards; false: enough of that.
   bool pass() noexcept;
 

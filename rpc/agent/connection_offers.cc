@@ -128,7 +128,7 @@ void Connection::pull(wire::InFrame&& frame) {
   std::shared_ptr<Pull> pull;
   try {
     if (!frame.handed_over.empty()) map_blocks(frame);
-    pull = std::make_shared<Pull>(readable_process_, std::move(frame),
+    pull = std::make_shared<Pull>(readable_process_, std::move(frame), reactor_.max_spin(),
                                   [self = self()](wire::InFrame pulled, int error) {
                                     self->on_pulled(std::move(pulled), error);
                                   });
@@ -250,6 +250,7 @@ void Connection::withdraw(uint64_t offer) {
     for (const auto& lane : lanes()) is_missed |= lane->give_up(offer);
   }
   if (is_missed) send_about_offer(wire::Kind::kBytes, offer, 0);
+  if (flush()) reactor_.flush_when_writable(*this);  // others may have left it to this thread
 }
 
 // Nobody waits any more for what becomes of a request that was withdrawn.

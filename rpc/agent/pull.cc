@@ -27,8 +27,11 @@ constexpr std::chrono::microseconds kPatience{200};
 
 }  // namespace
 
-Pull::Pull(pid_t process, wire::InFrame frame, OnEnd on_end)
-    : process_(process), frame_(std::move(frame)), on_end_(std::move(on_end)) {
+Pull::Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patience, OnEnd on_end)
+    : process_(process),
+      frame_(std::move(frame)),
+      patience_(std::min(patience, kPatience)),
+      on_end_(std::move(on_end)) {
   for (size_t i = 0; i < frame_.segments.size(); ++i) {
     if (frame_.offered[i] == 0 || frame_.is_handed_over(i)) continue;
     const Buffer& segment = frame_.segments[i];
@@ -48,7 +51,7 @@ void Pull::run() {
     const BusyTime others_read;
     processor_.store(sched_getcpu(), std::memory_order_relaxed);
     read_from(true);
-    const TimePoint end = Clock::now() + kPatience;
+    const TimePoint end = Clock::now() + patience_;
     while (left_.load(std::memory_order_acquire) > 1 && Clock::now() < end) net::cpu_relax();
   }
   leave();
@@ -68,7 +71,8 @@ void Pull::read_from(bool front) {
     read(front ? pieces_[from_front_.fetch_add(1)]
                : pieces_[pieces_.size() - 1 - from_back_.fetch_add(1)]);
     leave();
-    if (front && own <= kTurnsForHelp && is_large() && !is_helped_.load()) {
+    const bool may_yield = front && own <= kTurnsForHelp && patience_.count() > 0;
+    if (may_yield && is_large() && !is_helped_.load()) {
       std::this_thread::yield();
     }
   }

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -26,7 +27,8 @@ class Pull {
   //          errno of reading
   using OnEnd = std::function<void(wire::InFrame frame, int error)>;
 
-  Pull(pid_t process, wire::InFrame frame, OnEnd on_end);
+  //   patience  for how long run() may poll for what the others have begun
+  Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patience, OnEnd on_end);
 
   // Whether it is worth waking a second thread.
   bool is_large() const noexcept;
@@ -47,6 +49,7 @@ class Pull {
 
   const pid_t process_;
   wire::InFrame frame_;
+  const std::chrono::microseconds patience_;
   const OnEnd on_end_;
   size_t bytes_ = 0;
   std::vector<Piece> pieces_;

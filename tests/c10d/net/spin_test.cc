@@ -102,13 +102,36 @@ TEST(CrowdWatch, LooksOnceInAMillisecond) {
 TEST(CrowdWatch, DoesNotLookAfterAPause) {
   CrowdWatch watch(next_count, 2);
   wake(watch);
-  counts = {3, 3, 3, 3, 3};
+  counts = {3, 3, 3};
   EXPECT_FALSE(watch.is_crowded(at(0ms)));
-  EXPECT_TRUE(watch.is_crowded(at(1ms)));
-  EXPECT_FALSE(watch.is_crowded(at(10ms)));  // whatever was before
-  EXPECT_EQ(counts.size(), 3u);
+  EXPECT_FALSE(watch.is_crowded(at(10ms)));
+  EXPECT_EQ(counts.size(), 2u);
   EXPECT_FALSE(watch.is_crowded(at(11ms)));
   EXPECT_TRUE(watch.is_crowded(at(12ms)));
+}
+
+// Whoever has no processor comes late for each look.
+TEST(CrowdWatch, LooksAfterAPauseWhereItWasCrowded) {
+  CrowdWatch watch(next_count, 2);
+  wake(watch);
+  counts = {3, 3, 3, 3, 2};
+  EXPECT_FALSE(watch.is_crowded(at(0ms)));
+  EXPECT_TRUE(watch.is_crowded(at(1ms)));
+  EXPECT_TRUE(watch.is_crowded(at(50ms)));
+  EXPECT_TRUE(watch.is_crowded(at(100ms)));
+  EXPECT_FALSE(watch.is_crowded(at(150ms)));
+}
+
+TEST(CrowdWatch, WhoGotItsProcessorBackLateHasSeenACrowd) {
+  CrowdWatch watch(next_count, 2);
+  wake(watch);
+  counts = {3, 3, 1};
+  EXPECT_FALSE(watch.is_crowded(at(0ms)));
+  watch.saw_crowd(at(100ms));
+  EXPECT_TRUE(watch.is_crowded(at(100ms)));
+  EXPECT_FALSE(watch.has_idle(at(100ms), 1));
+  EXPECT_TRUE(watch.is_crowded(at(110ms)));
+  EXPECT_FALSE(watch.is_crowded(at(112ms)));
 }
 
 TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
@@ -127,29 +150,27 @@ TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
 void long_turn() noexcept { std::this_thread::sleep_for(2ms); }
 void short_turn() noexcept {}
 
-// In a thread of its own, which has met no turn yet.
 TEST(TurnsOfOthers, SoManyArePassedInAWait) {
-  std::thread([] {
-    TurnsOfOthers turns(short_turn);
-    int passed = 0;
-    while (passed < 1000 && turns.pass()) ++passed;
-    EXPECT_GE(passed, 2);
-    EXPECT_LT(passed, 1000);
-    EXPECT_TRUE(TurnsOfOthers(short_turn).pass());
-  }).join();
+  TurnsOfOthers turns(Clock::now(), short_turn);
+  int passed = 0;
+  while (passed < 1000 && turns.pass()) ++passed;
+  EXPECT_GE(passed, 2);
+  EXPECT_LT(passed, 1000);
+  EXPECT_TRUE(TurnsOfOthers(Clock::now(), short_turn).pass());
 }
 
-TEST(TurnsOfOthers, WhoHasMetALongOneSleepsAtTheNextWaits) {
-  std::thread([] {
-    TurnsOfOthers turns(long_turn);
-    EXPECT_TRUE(turns.pass());
-    EXPECT_FALSE(turns.pass());
-    int waits = 0;
-    while (waits < 1000 && !TurnsOfOthers(short_turn).pass()) ++waits;
-    EXPECT_GE(waits, 2);
-    EXPECT_LT(waits, 1000);
-    std::thread([] { EXPECT_TRUE(TurnsOfOthers(short_turn).pass()); }).join();
-  }).join();
+TEST(TurnsOfOthers, AfterALongOneNonePassesForTwentyTimesAsLong) {
+  TurnsOfOthers turns(Clock::now(), long_turn);
+  const TimePoint before = Clock::now();
+  EXPECT_TRUE(turns.pass());
+  const TimePoint after = Clock::now();
+  EXPECT_FALSE(turns.pass());
+  EXPECT_FALSE(TurnsOfOthers(after, short_turn).pass());
+  EXPECT_FALSE(TurnsOfOthers(before + 20 * 2ms, short_turn).pass());
+  std::thread([&] { EXPECT_FALSE(TurnsOfOthers(after, short_turn).pass()); }).join();
+  EXPECT_TRUE(net::is_crowded(after));
+  EXPECT_TRUE(TurnsOfOthers(after + 20 * (after - before), short_turn).pass());
+  std::this_thread::sleep_until(after + 20 * (after - before));  // for the tests that follow
 }
 
 TEST(SpinPermit, LeavesACoreToTheOthers) {

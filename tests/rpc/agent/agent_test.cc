@@ -86,6 +86,26 @@ TEST_P(AgentTest, HoldsTenThousandCallsInFlight) {
   for (uint64_t i = 0; i < 10'000; ++i) EXPECT_EQ(word_at(futures[i].wait().meta, 0), i);
 }
 
+// Answers withdraw what was offered while other requests lie in the outbox; nobody waits, so nobody
+// but the reactor writes on.
+TEST_P(AgentTest, BurstsOfOfferedAndOtherRequestsAllLeave) {
+  Agents agents(options());
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask,
+                   [](Request request) { request.reply({}, {}); });
+  const Buffer small = Buffer::allocate(60 << 10), offered = Buffer::allocate(128 << 10);
+  for (int burst = 0; burst < 20; ++burst) {
+    std::vector<Future<wire::InFrame>> calls;
+    for (int i = 0; i < 300; ++i) {
+      const Buffer& segment = i < 200 && i % 2 == 0 ? offered : small;
+      calls.push_back(agents.call(0, 1, {}, {segment}, Deadline::after(seconds(20))));
+    }
+    for (const auto& call : calls) {
+      call.state()->sleep(Deadline::never());
+      ASSERT_FALSE(call.has_error()) << "burst " << burst << ": " << call.error().what();
+    }
+  }
+}
+
 TEST_P(AgentTest, LimitsTheBytesInFlight) {
   AgentsOptions small = options();
   small.max_in_flight_bytes = 1 << 20;

@@ -19,6 +19,8 @@
 namespace farspan::testing {
 namespace {
 
+constexpr std::chrono::microseconds kPatience{200};
+
 using agent::Offers;
 using agent::Pull;
 
@@ -195,7 +197,7 @@ TEST(Pull, ReadsWhatIsOffered) {
                         Buffer::copy_of(pattern(kFrom, 2))});
   offers.make(sent, kFrom);
   Ended ended;
-  Pull(getpid(), received(sent), ended.callback()).run();
+  Pull(getpid(), received(sent), kPatience, ended.callback()).run();
   EXPECT_EQ(ended.times, 1);
   ASSERT_EQ(ended.error, 0);
   for (size_t i = 0; i < 3; ++i) {
@@ -211,7 +213,7 @@ TEST(Pull, WhatWasWithdrawnMeanwhileIsNotTaken) {
   offers.withdraw(id);
   std::fill_n(sent.segments[0].data(), kFrom, std::byte{0xee});  // as its next user does
   Ended ended;
-  Pull(getpid(), frame, ended.callback()).run();
+  Pull(getpid(), frame, kPatience, ended.callback()).run();
   EXPECT_EQ(ended.times, 1);
   EXPECT_NE(ended.error, 0);
 }
@@ -229,7 +231,7 @@ TEST(Pull, WhatWasWithdrawnAndGivenBackToTheSystemIsLateToo) {
   sent.segments.clear();
   offers.withdraw(id);
   Ended ended;
-  Pull(getpid(), frame, ended.callback()).run();
+  Pull(getpid(), frame, kPatience, ended.callback()).run();
   EXPECT_EQ(ended.error, ESTALE);
 }
 
@@ -243,7 +245,7 @@ TEST(Pull, MemoryThatIsNotThereIsAnError) {
   ASSERT_NE(nothing, MAP_FAILED);
   frame.offered[0] = reinterpret_cast<uintptr_t>(nothing);
   Ended ended;
-  Pull(getpid(), frame, ended.callback()).run();
+  Pull(getpid(), frame, kPatience, ended.callback()).run();
   EXPECT_EQ(ended.times, 1);
   EXPECT_EQ(ended.error, EFAULT);
   munmap(nothing, bytes);
@@ -258,7 +260,7 @@ TEST(Pull, SeveralThreadsShareAndTheLastEndsIt) {
     std::atomic<int> times{0};
     std::atomic<bool> right{false};
     {
-      Pull pull(getpid(), received(sent), [&](wire::InFrame whole, int error) {
+      Pull pull(getpid(), received(sent), kPatience, [&](wire::InFrame whole, int error) {
         right = error == 0 && same(whole.segments[0].span(), sent.segments[0].span());
         ++times;
       });
