@@ -94,6 +94,7 @@ TEST_P(AgentTest, BurstsOfOfferedAndOtherRequestsAllLeave) {
                    [](Request request) { request.reply({}, {}); });
   const Buffer small = Buffer::allocate(60 << 10), offered = Buffer::allocate(128 << 10);
   for (int burst = 0; burst < 20; ++burst) {
+    const TimePoint begun = Clock::now();
     std::vector<Future<wire::InFrame>> calls;
     for (int i = 0; i < 300; ++i) {
       const Buffer& segment = i < 200 && i % 2 == 0 ? offered : small;
@@ -103,6 +104,7 @@ TEST_P(AgentTest, BurstsOfOfferedAndOtherRequestsAllLeave) {
       call.state()->sleep(Deadline::never());
       ASSERT_FALSE(call.has_error()) << "burst " << burst << ": " << call.error().what();
     }
+    ASSERT_LT(Clock::now() - begun, seconds(5)) << "burst " << burst;
   }
 }
 
