@@ -147,7 +147,9 @@ class Future {
   // Runs `fn` when ready: in the thread that delivers the result, or at once in this one. If a
   // callback before it blocks: in another thread of the worker's; after it, where no worker is
   // waited for. It must not throw. It may take long, and block: then it needs one of the worker's
-  // threads (max_threads, and 16 more).
+  // threads (max_threads, and 16 more). The thread that delivers may be one that waits for another
+  // call, in rpc_sync or wait(), and is back from there when `fn` is done, however early its own
+  // deadline: what takes long is best given to a thread of its own.
   void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
