@@ -26,9 +26,9 @@ class Outbox {
   // no owner. Fills in the lengths of its header.
   State send(wire::OutFrame& frame);
 
-  // Writes on with what was kept. Does nothing while another thread is at it: kDone as well. That one
-  // looks after what it leaves: send() says what, and after give_up() and give_up_offer() comes a
-  // flush() of the caller's.
+  // Writes on with what was kept. Does nothing while another thread is at it: kDone as well. That
+  // one looks after what it leaves: send() says what, and after give_up() and give_up_offer() comes
+  // a flush() of the caller's.
   State flush();
 
   // Calls that are over: what has not left of their requests is dropped, or copied where a part

@@ -82,8 +82,9 @@ std::byte* SimulatedMemory::allocate(int device, size_t bytes, bool can_be_named
   auto memory = net::SharedMemory::create(size, file_name(instance_, id));
   std::byte* const base = reserve_locked(size);
   allocated += size;
-  blocks_.emplace(base, std::make_shared<Block>(Block{
-                            {device, base, size, id, can_be_named}, std::move(memory), {instance_, id}}));
+  blocks_.emplace(
+      base, std::make_shared<Block>(
+                Block{{device, base, size, id, can_be_named}, std::move(memory), {instance_, id}}));
   return base;
 }
 

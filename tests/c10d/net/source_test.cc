@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include <farspan/c10d/net/level.h>
 #include <farspan/c10d/net/spin.h>
 
 #include "c10d/net/mailbox.h"
@@ -233,46 +231,6 @@ TEST(Source, ALeaseInUseWakesNobody) {
 
 // Many threads wait on one source, each for a message of its own; whoever reads must not leave the
 // others asleep.
-// While it is there the process gets no descriptors.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    getrlimit(RLIMIT_NOFILE, &before_);
-    const rlimit none{0, before_.rlim_max};
-    setrlimit(RLIMIT_NOFILE, &none);
-  }
-  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-};
-
-TEST(Source, WhoGetsNoDescriptorToSleepOnIsAnsweredAllTheSame) {
-  Promise<void> answer, late;
-  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) { answer.set_value(); });
-  ReactorOptions options;
-  options.max_spin = microseconds(0);
-  Stopped stopped(options);
-  stopped.reactor.add(mailbox);
-  const auto wait = [&](const Promise<void>& promise, Deadline deadline) {
-    return stopped.reactor.wait(*promise.future().state(), deadline, mailbox.get());
-  };
-  bool in_time = false, too_late = true;
-  {
-    const NoDescriptors none;
-    std::thread caller([&] {  // which has slept nowhere yet
-      too_late = wait(late, Deadline::after(milliseconds(20)));
-      stopped.reactor.expect_answer(*mailbox);
-      in_time = wait(answer, Deadline::after(seconds(10)));
-    });
-    std::this_thread::sleep_for(milliseconds(40));  // as a rule it waits by then
-    mailbox->post();
-    caller.join();
-  }
-  EXPECT_FALSE(too_late);
-  EXPECT_TRUE(in_time);
-}
-
 // Nobody may poll while it is there.
 class NoPermits {
  public:
@@ -566,48 +524,6 @@ TEST(Source, AThreadThatBlocksTwiceCountsOnce) {
     const auto now = stopped.reactor.counters();
     return now.blocked == 0 && now.running == 0;
   }));
-}
-
-// A line on which bytes pass without end, though none of them is a whole message.
-class BusyLine final : public net::Source {
- public:
-  BusyLine() { level_.make_readable(); }  // also for who sleeps, as all do on a crowded machine
-  int descriptor() const noexcept override { return level_.descriptor(); }
-  bool pump(net::Role&) noexcept override {
-    ++passed_;
-    return false;
-  }
-  uint64_t passed_bytes() const noexcept override { return passed_; }
-
- private:
-  net::Level level_;
-  std::atomic<uint64_t> passed_{0};
-};
-
-TEST(ReactorWait, ATaskThatWaitsWhileBytesPassLetsOthersRun) {
-  Reactor reactor({.threads = 1});
-  const auto line = std::make_shared<BusyLine>();
-  reactor.add(line);
-  Promise<void> answer;
-  const auto waiting = run(reactor, [&] {
-    reactor.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(20)), line.get());
-  });
-  EXPECT_TRUE(eventually([&] { return line->passed_bytes() > 0; }));
-  EXPECT_TRUE(ends(run(reactor, [&] { answer.set_value(); })));
-  EXPECT_TRUE(ends(waiting));
-  reactor.remove(*line);
-}
-
-TEST(ReactorWait, WithMaxSpinZeroNobodyPollsWhileBytesPass) {
-  Reactor reactor({.max_spin = microseconds(0)});
-  const auto line = std::make_shared<BusyLine>();
-  reactor.add(line);
-  const Promise<void> never;
-  EXPECT_FALSE(
-      reactor.wait(*never.future().state(), Deadline::after(milliseconds(50)), line.get()));
-  EXPECT_GT(line->passed_bytes(), 0u);
-  EXPECT_EQ(reactor.counters().spin_hits + reactor.counters().spin_misses, 0u);
-  reactor.remove(*line);
 }
 
 }  // namespace

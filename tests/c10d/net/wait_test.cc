@@ -1,0 +1,107 @@
+// The rules under test: c10d/net/README.md, "Threads": how a thread waits.
+#include <farspan/c10d/net/reactor.h>
+
+#include <gtest/gtest.h>
+
+#include <sys/resource.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include <farspan/c10d/net/level.h>
+
+#include "c10d/net/mailbox.h"
+#include "c10d/net/tasks.h"
+
+namespace farspan::testing {
+namespace {
+
+using net::Reactor;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// While it is there the process gets no descriptors.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{0, before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(ReactorWait, WhoGetsNoDescriptorToSleepOnIsAnsweredAllTheSame) {
+  Promise<void> answer, late;
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) { answer.set_value(); });
+  Reactor reactor({.max_spin = microseconds(0)});
+  reactor.add(mailbox);
+  const auto wait = [&](const Promise<void>& promise, Deadline deadline) {
+    return reactor.wait(*promise.future().state(), deadline, mailbox.get());
+  };
+  bool in_time = false, too_late = true;
+  {
+    const NoDescriptors none;
+    std::thread caller([&] {  // which has slept nowhere yet
+      too_late = wait(late, Deadline::after(milliseconds(20)));
+      reactor.expect_answer(*mailbox);
+      in_time = wait(answer, Deadline::after(seconds(10)));
+    });
+    std::this_thread::sleep_for(milliseconds(40));  // as a rule it waits by then
+    mailbox->post();
+    caller.join();
+  }
+  EXPECT_FALSE(too_late);
+  EXPECT_TRUE(in_time);
+  reactor.stop();
+}
+
+// A line on which bytes pass without end, though none of them is a whole message.
+class BusyLine final : public net::Source {
+ public:
+  BusyLine() { level_.make_readable(); }  // also for who sleeps, as all do on a crowded machine
+  int descriptor() const noexcept override { return level_.descriptor(); }
+  bool pump(net::Role&) noexcept override {
+    ++passed_;
+    return false;
+  }
+  uint64_t passed_bytes() const noexcept override { return passed_; }
+
+ private:
+  net::Level level_;
+  std::atomic<uint64_t> passed_{0};
+};
+
+TEST(ReactorWait, ATaskThatWaitsWhileBytesPassLetsOthersRun) {
+  Reactor reactor({.threads = 1});
+  const auto line = std::make_shared<BusyLine>();
+  reactor.add(line);
+  Promise<void> answer;
+  const auto waiting = run(reactor, [&] {
+    reactor.wait(*answer.future().state(), Deadline::after(std::chrono::seconds(20)), line.get());
+  });
+  EXPECT_TRUE(eventually([&] { return line->passed_bytes() > 0; }));
+  EXPECT_TRUE(ends(run(reactor, [&] { answer.set_value(); })));
+  EXPECT_TRUE(ends(waiting));
+  reactor.remove(*line);
+}
+
+TEST(ReactorWait, WithMaxSpinZeroNobodyPollsWhileBytesPass) {
+  Reactor reactor({.max_spin = microseconds(0)});
+  const auto line = std::make_shared<BusyLine>();
+  reactor.add(line);
+  const Promise<void> never;
+  EXPECT_FALSE(
+      reactor.wait(*never.future().state(), Deadline::after(milliseconds(50)), line.get()));
+  EXPECT_GT(line->passed_bytes(), 0u);
+  EXPECT_EQ(reactor.counters().spin_hits + reactor.counters().spin_misses, 0u);
+  reactor.remove(*line);
+}
+
+}  // namespace
+}  // namespace farspan::testing
