@@ -151,16 +151,16 @@ void long_turn() noexcept { std::this_thread::sleep_for(2ms); }
 void short_turn() noexcept {}
 
 TEST(TurnsOfOthers, SoManyArePassedInAWait) {
-  TurnsOfOthers turns(Clock::now(), short_turn);
+  TurnsOfOthers turns(Clock::now() + 1h, short_turn);  // whatever this process has met by now
   int passed = 0;
   while (passed < 1000 && turns.pass()) ++passed;
   EXPECT_GE(passed, 2);
   EXPECT_LT(passed, 1000);
-  EXPECT_TRUE(TurnsOfOthers(Clock::now(), short_turn).pass());
+  EXPECT_TRUE(TurnsOfOthers(Clock::now() + 1h, short_turn).pass());
 }
 
 TEST(TurnsOfOthers, AfterALongOneNonePassesForTwentyTimesAsLong) {
-  TurnsOfOthers turns(Clock::now(), long_turn);
+  TurnsOfOthers turns(Clock::now() + 1h, long_turn);
   const TimePoint before = Clock::now();
   EXPECT_TRUE(turns.pass());
   const TimePoint after = Clock::now();
@@ -168,7 +168,6 @@ TEST(TurnsOfOthers, AfterALongOneNonePassesForTwentyTimesAsLong) {
   EXPECT_FALSE(TurnsOfOthers(after, short_turn).pass());
   EXPECT_FALSE(TurnsOfOthers(before + 20 * 2ms, short_turn).pass());
   std::thread([&] { EXPECT_FALSE(TurnsOfOthers(after, short_turn).pass()); }).join();
-  EXPECT_TRUE(net::is_crowded(after));
   EXPECT_TRUE(TurnsOfOthers(after + 20 * (after - before), short_turn).pass());
   std::this_thread::sleep_until(after + 20 * (after - before));  // for the tests that follow
 }
