@@ -243,13 +243,14 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
 // Whoever of those that wait gets the processor first reads for all.
 bool Reactor::look_between_turns(FutureCore& future, TimePoint start, Deadline deadline,
                                  Source& source, Role& role) {
-  bool ready = false;
+  bool has_looked = false, ready = false;
   for (TurnsOfOthers turns(start); !ready && !deadline.expired() && turns.pass();) {
     look_at(source, role);
     if (role.leases()) role.release();
+    has_looked = true;
     ready = future.ready();
   }
-  count_spin(Clock::duration::zero(), ready);
+  if (has_looked) count_spin(Clock::duration::zero(), ready);
   return ready;
 }
 
