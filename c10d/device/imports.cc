@@ -30,6 +30,7 @@ void check(const Export& from) {
 Imports::Imports(Devices& devices, ImportLimits limits) : devices_(devices), limits_(limits) {}
 
 Imports::~Imports() {
+  // By looks: the driver's threads that count copies down must not wait for anybody's lock.
   const Deadline deadline = Deadline::after(kLastCopies);
   for (;;) {
     {
@@ -83,14 +84,19 @@ Imports::Opened& Imports::region_locked(const Key& key, const Export& from, Time
     while (regions_.size() >= limits_.regions && close_one_locked(regions_)) {
     }
     void* const memory = devices_.open_memory(std::get<int>(key), from.memory);
-    found = regions_.emplace(key, Opened{memory}).first;
+    try {
+      found = regions_.emplace(key, Opened{memory, devices_.region_of(memory).bytes}).first;
+    } catch (...) {
+      devices_.close_memory(memory);
+      throw;
+    }
     ++counters_.opened;
   }
   found->second.used = now;
-  const Region region = devices_.region_of(found->second.handle);
-  if (region.bytes >= from.offset + from.bytes) return found->second;
+  const size_t bytes = found->second.bytes;
+  if (bytes >= from.offset + from.bytes) return found->second;
   throw Error(Code::kCorrupt, "an export of a region of " + std::to_string(from.region_bytes) +
-                                  " bytes, which has " + std::to_string(region.bytes));
+                                  " bytes, which has " + std::to_string(bytes));
 }
 
 Imports::Opened& Imports::event_locked(const Key& key, const Export& from, TimePoint now) {

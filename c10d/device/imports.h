@@ -66,6 +66,7 @@ class Imports {
   using Count = std::shared_ptr<std::atomic<int>>;
   struct Opened {
     void* handle = nullptr;
+    size_t bytes = 0;                                      // of a region
     Count copies = std::make_shared<std::atomic<int>>(0);  // under way
     TimePoint used{};
     bool forgotten = false;

@@ -65,10 +65,4 @@ void Staging::give_back(const Block& block) noexcept {
   all_[block.device].at_rest.push_back(block);
 }
 
-size_t Staging::bytes(int device) const {
-  MutexLock lock(mutex_);
-  const auto found = all_.find(device);
-  return found == all_.end() ? 0 : found->second.bytes;
-}
-
 }  // namespace farspan::device

@@ -37,18 +37,15 @@ class Staging {
   // No stream will read or write it any more. Uses no Devices.
   void give_back(const Block& block) noexcept;
 
-  size_t bytes(int device) const;  // in use and at rest
-
  private:
   struct Of {
     size_t bytes = 0;
     std::vector<Block> at_rest;  // the one that was given back last is at the end
   };
-  bool fits_locked(int device, size_t bytes) const FARSPAN_REQUIRES(mutex_);
 
   Devices& devices_;
   const size_t most_;
-  mutable Mutex mutex_;
+  Mutex mutex_;
   std::unordered_map<int, Of> all_ FARSPAN_GUARDED_BY(mutex_);  // by device
 };
 

@@ -1,6 +1,5 @@
 #include <farspan/c10d/device/simulated/memory.h>
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,27 +8,15 @@
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/device/simulated/name.h>
 #include <farspan/c10d/device/simulated/simulated.h>
-#include <farspan/c10d/net/owned_descriptor.h>
 
 namespace farspan::device {
 namespace {
 
 constexpr size_t kAlignment = 256;
 
-// What a MemoryName holds.
-struct Name {
-  pid_t process;
-  int32_t descriptor;
-  uint64_t instance;
-  uint64_t id;
-  uint64_t bytes;
-};
-static_assert(sizeof(Name) <= sizeof(MemoryName));
-
-std::string file_name(uint64_t instance, uint64_t id) {
-  return "farspan.memory." + std::to_string(instance) + "." + std::to_string(id);
-}
+const std::string kMemory = "memory";
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -79,7 +66,7 @@ std::byte* SimulatedMemory::allocate(int device, size_t bytes, bool can_be_named
         .advice("release memory there");
   }
   const uint64_t id = ++last_id_;
-  auto memory = net::SharedMemory::create(size, file_name(instance_, id));
+  auto memory = net::SharedMemory::create(size, Name::file(kMemory, instance_, id));
   std::byte* const base = reserve_locked(size);
   allocated += size;
   blocks_.emplace(
@@ -134,20 +121,14 @@ MemoryName SimulatedMemory::name(void* base) const {
   if (!block || block->region.base != base || !block->region.can_be_named) {
     throw no_such("allocation that can be named");
   }
-  const Name name{getpid(), block->memory.descriptor(), instance_, block->region.id,
-                  block->region.bytes};
-  MemoryName bytes{};
-  std::memcpy(bytes.data(), &name, sizeof name);
-  return bytes;
+  return Name{getpid(), block->memory.descriptor(), instance_, block->region.id,
+              block->region.bytes}
+      .to_bytes();
 }
 
 std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   check(device);
-  Name name;
-  std::memcpy(&name, bytes.data(), sizeof name);
-  if (name.instance == instance_) {
-    throw Error(Code::kInvalidArgument, "a process cannot open memory of its own");
-  }
+  const Name name = Name::from(bytes, kMemory, instance_);
   MutexLock lock(mutex_);
   for (const auto& [base, block] : blocks_) {
     if (block->times_opened == 0 || block->maker != std::pair(name.instance, name.id)) continue;
@@ -155,13 +136,7 @@ std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
     ++block->times_opened;
     return block->region.base;
   }
-  const std::string path =
-      "/proc/" + std::to_string(name.process) + "/fd/" + std::to_string(name.descriptor);
-  net::OwnedDescriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!descriptor || !net::SharedMemory::is_called(file_name(name.instance, name.id), descriptor)) {
-    throw Error(Code::kUnavailable, "that memory is no more, or cannot be opened here");
-  }
-  auto memory = net::SharedMemory::open(std::move(descriptor), name.bytes);
+  net::SharedMemory memory = name.open(kMemory);
   memory.close_descriptor();
   std::byte* const base = reserve_locked(name.bytes);
   blocks_.emplace(base, std::make_shared<Block>(Block{{device, base, name.bytes, ++last_id_, false},

@@ -19,7 +19,8 @@
 namespace farspan::device {
 namespace {
 
-constexpr std::chrono::microseconds kBetweenLooks{20};  // at an event that has not come
+constexpr std::chrono::microseconds kBetweenLooks{
+    20};  // at an event: its process cannot wake this one
 
 // The things of one kind that were made, by the handles that are given out for them.
 template <class T>

@@ -1,57 +1,24 @@
 #include <farspan/c10d/device/simulated/stream.h>
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
-#include <farspan/c10d/net/owned_descriptor.h>
 
 namespace farspan::device {
 namespace {
 
-// What an EventName holds.
-struct Name {
-  pid_t process;
-  int32_t descriptor;
-  uint64_t instance;
-  uint64_t id;
-};
-static_assert(sizeof(Name) <= sizeof(EventName));
-
-std::string file_name(uint64_t instance, uint64_t id) {
-  return "farspan.event." + std::to_string(instance) + "." + std::to_string(id);
-}
+const std::string kEvent = "event";
 
 uint64_t next_id() noexcept {
   static std::atomic<uint64_t> last{0};
   return ++last;
-}
-
-Name parse(uint64_t instance, const EventName& bytes) {
-  Name name;
-  std::memcpy(&name, bytes.data(), sizeof name);
-  if (name.instance == instance) {
-    throw Error(Code::kInvalidArgument, "a process cannot open an event of its own");
-  }
-  return name;
-}
-
-net::SharedMemory open(const Name& name, size_t bytes) {
-  const std::string path =
-      "/proc/" + std::to_string(name.process) + "/fd/" + std::to_string(name.descriptor);
-  net::OwnedDescriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!descriptor || !net::SharedMemory::is_called(file_name(name.instance, name.id), descriptor)) {
-    throw Error(Code::kUnavailable, "that event is no more, or cannot be opened here");
-  }
-  return net::SharedMemory::open(std::move(descriptor), bytes);
 }
 
 }  // namespace
@@ -113,16 +80,21 @@ SimulatedEvent::SimulatedEvent(uint64_t instance, Reach reach)
       instance_(instance),
       maker_(0),
       id_(next_id()),
-      memory_(net::SharedMemory::create(sizeof(Words), file_name(instance_, id_))) {
+      memory_(net::SharedMemory::create(sizeof(Words), Name::file(kEvent, instance_, id_))) {
   new (memory_.data()) Words;
 }
 
-SimulatedEvent::SimulatedEvent(uint64_t instance, const EventName& name)
+SimulatedEvent::SimulatedEvent(const Name& name)
     : reach_(Reach::kThisHost),
-      instance_(parse(instance, name).instance),
-      maker_(parse(instance, name).process),
-      id_(parse(instance, name).id),
-      memory_(open(parse(instance, name), sizeof(Words))) {}
+      instance_(name.instance),
+      maker_(name.process),
+      id_(name.id),
+      memory_(name.open(kEvent)) {
+  if (memory_.size() != sizeof(Words)) throw Error(Code::kCorrupt, "that is no event");
+}
+
+SimulatedEvent::SimulatedEvent(uint64_t instance, const EventName& name)
+    : SimulatedEvent(Name::from(name, kEvent, instance)) {}
 
 SimulatedEvent::Words& SimulatedEvent::words() const noexcept {
   return *std::launder(reinterpret_cast<Words*>(memory_.data()));
@@ -132,10 +104,7 @@ EventName SimulatedEvent::name() const {
   if (reach_ != Reach::kThisHost || !is_own()) {
     throw Error(Code::kInvalidArgument, "this event is of one process only, or of another one");
   }
-  const Name name{getpid(), memory_.descriptor(), instance_, id_};
-  EventName bytes{};
-  std::memcpy(bytes.data(), &name, sizeof name);
-  return bytes;
+  return Name{getpid(), memory_.descriptor(), instance_, id_, sizeof(Words)}.to_bytes();
 }
 
 uint64_t SimulatedEvent::record() noexcept { return words().recorded.fetch_add(1) + 1; }

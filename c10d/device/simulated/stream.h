@@ -17,6 +17,7 @@
 
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/devices.h>
+#include <farspan/c10d/device/simulated/name.h>
 #include <farspan/c10d/net/shared_memory.h>
 
 namespace farspan::device {
@@ -72,6 +73,7 @@ class SimulatedEvent {
     std::atomic<uint64_t> recorded{0}, come{0};
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
+  explicit SimulatedEvent(const Name& name);
   Words& words() const noexcept;
 
   const Reach reach_;
