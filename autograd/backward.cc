@@ -26,6 +26,8 @@ template <class... Fs>
 struct Overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;  // for Clang 14
 
 }  // namespace
 
@@ -89,7 +91,6 @@ std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_of(const PassId& pass, 
   return run;
 }
 
-// Under mutex_.
 void AutogradRoom::keep(const Keep& action, const Gradients* gradients) {
   const auto known = contexts_.find(action.pass.context);
   if (known == contexts_.end() || !gradients) return;

@@ -14,6 +14,8 @@ template <class... Fs>
 struct Overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;  // for Clang 14
 
 void write(schema::Message::Builder out, const PassId& pass) {
   out.setContext(static_cast<uint64_t>(pass.context));

@@ -120,7 +120,7 @@ class AutogradRoom final : public WorkerRoom,
   void on_message(agent::Request request);
   void walk(const Walk& action);
   void send(const Send& action, const Gradients* gradients);
-  void keep(const Keep& action, const Gradients* gradients);
+  void keep(const Keep& action, const Gradients* gradients) FARSPAN_REQUIRES(mutex_);
   void feed(const Feed& action, const Gradients* gradients);
   void retire(const PassId& id);
   void complete(const Complete& action);

@@ -95,11 +95,7 @@ void OptimRoom::listen() {
     const auto room = weak.lock();
     if (!room) return;
     room->messenger_->run([room, rank, why] {
-      room->drive([&](GateActions& actions) FARSPAN_REQUIRES(room->gate_mutex_) {
-        std::erase_if(room->steps_, [&](const auto& step) { return step.first.first == rank; });
-        room->overtaken_.erase(rank);
-        room->gate_.lose_worker(rank, why, actions);
-      });
+      room->lose_worker(rank, why);
     });
   });
 }
@@ -377,6 +373,19 @@ Future<uint64_t> OptimRoom::ask(Request&& request, Deadline deadline) {
   return answer;
 }
 
+void OptimRoom::lose_worker(int rank, const Error& why) {
+  drive([&](GateActions& actions) FARSPAN_REQUIRES(gate_mutex_) {
+    std::erase_if(steps_, [&](const auto& step) { return step.first.first == rank; });
+    overtaken_.erase(rank);
+    gate_.lose_worker(rank, why, actions);
+  });
+}
+
+void OptimRoom::end_part_of(const Fence& fence) {
+  drive([&](GateActions& actions)
+            FARSPAN_REQUIRES(gate_mutex_) { gate_.part_ended(fence.step, fence.owner, actions); });
+}
+
 void OptimRoom::expire(Ticket ticket) {
   drive([&](GateActions& actions)
             FARSPAN_REQUIRES(gate_mutex_) { gate_.expire(ticket, messenger_->now(), actions); });
@@ -444,9 +453,7 @@ void OptimRoom::send(const Fence& fence) {
   const auto ended = [weak = weak_from_this(), fence] {
     const auto room = weak.lock();
     if (!room) return;
-    room->drive([&](GateActions& actions) FARSPAN_REQUIRES(room->gate_mutex_) {
-      room->gate_.part_ended(fence.step, fence.owner, actions);
-    });
+    room->end_part_of(fence);
   };
   if (fence.owner == messenger_->self().rank) return fence_step(fence.number).on_ready(ended);
   // Not on the reading thread: a request may have to wait until there is room for it on the line.

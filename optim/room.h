@@ -111,6 +111,8 @@ class OptimRoom final : public WorkerRoom,
   template <class Request>
   Future<uint64_t> ask(Request&& request, Deadline deadline);
   void expire(Ticket ticket);
+  void lose_worker(int rank, const Error& why);
+  void end_part_of(const Fence& fence);
   void tell(const Farewell& farewell) noexcept;
   void on_farewell(int from, const Farewell& farewell);
   void on_step_end(int from, const Farewell& farewell);

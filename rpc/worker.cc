@@ -81,14 +81,14 @@ void Worker::put_room(RoomId id, std::shared_ptr<WorkerRoom> room) {
 
 Worker& current_worker() {
   if (thread_worker) return *thread_worker;
-  MutexLock lock(live_workers().mutex);
-  const auto& workers = live_workers().workers;
-  if (workers.size() == 1) return *workers.front();
-  if (workers.empty()) {
+  LiveWorkers& live = live_workers();
+  MutexLock lock(live.mutex);
+  if (live.workers.size() == 1) return *live.workers.front();
+  if (live.workers.empty()) {
     throw Error(Code::kInvalidArgument, "this process is no worker of a job (yet, or any more)")
         .advice("call init_rpc(name) first");
   }
-  throw Error(Code::kInvalidArgument, "this process holds " + std::to_string(workers.size()) +
+  throw Error(Code::kInvalidArgument, "this process holds " + std::to_string(live.workers.size()) +
                                           " workers, and this thread has chosen none")
       .advice("call the methods of a Worker, or put a CurrentWorker around the block");
 }

@@ -29,6 +29,13 @@ void RRefTable::on_control(const agent::Request& request) {
   }
 }
 
+void RRefTable::set_value(const RRefId& id, const std::shared_ptr<Result>& value) noexcept {
+  step_quietly([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
+    values_.emplace(id, value);
+    p.value_set(id, std::nullopt, messenger_->now());
+  });
+}
+
 // A value that is to be made here. When nothing comes of it, whatever the reason, it fails: nobody
 // waits for it in vain, and it goes when its handles do.
 class RRefTable::Making {
@@ -41,10 +48,7 @@ class RRefTable::Making {
 
   void done(const std::shared_ptr<Result>& value) noexcept {
     if (const auto table = std::exchange(table_, nullptr)) {
-      table->step_quietly([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(table->mutex_) {
-        table->values_.emplace(id_, value);
-        p.value_set(id_, std::nullopt, table->messenger_->now());
-      });
+      table->set_value(id_, value);
     }
   }
   void failed(Error why) noexcept {

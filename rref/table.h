@@ -117,6 +117,7 @@ class RRefTable final : public WorkerRoom, public std::enable_shared_from_this<R
   void serve_creation(IncomingCall call);
   void serve_call(IncomingCall call);
   void serve_fetch(IncomingCall call);
+  void set_value(const RRefId& id, const std::shared_ptr<Result>& value) noexcept;
   std::shared_ptr<Making> begin_making(int from, const rref::ForkData& wanted);
   void make(IncomingCall& call, const Object& object, const std::shared_ptr<Making>& making);
   void with_value(IncomingCall& call, const RRefId& id, Use use);

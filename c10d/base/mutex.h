@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // Mutex, MutexLock and CondVar with Clang's thread-safety annotations: fields say which mutex
-// guards them, and the `thread-safety` preset fails the build where that is not so.
+// guards them, and the `asan` preset fails the build where that is not so.
 #pragma once
 
 #include <condition_variable>

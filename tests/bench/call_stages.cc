@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include <farspan/farspan.h>
+#include <farspan/rpc/rpc.h>
 
 #include "bench/figures.h"
 

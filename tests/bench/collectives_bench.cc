@@ -1,6 +1,9 @@
 // farspan's collectives among processes of this host: collectives_bench --world N [--hosts H]. With
 // H above 1 they are like processes of so many hosts.
-#include <farspan/farspan.h>
+#include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

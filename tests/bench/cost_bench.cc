@@ -13,7 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
 
 #include "bench/allocations.h"
 #include "bench/call_stages.h"

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
 
 #include "bench/figures.h"
 

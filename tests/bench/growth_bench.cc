@@ -13,7 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include <farspan/farspan.h>
+#include <farspan/autograd/context.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
 
 #include "bench/figures.h"
 

@@ -1,7 +1,10 @@
 // What is won at the sizes around which the cpu backend changes its ways: thresholds_bench
 // --threshold NAME [--low | --high]. With --low all sizes go the way of those above it, with --high
 // that of those below; for `piece`, which is no such size, the pieces are smaller or larger.
-#include <farspan/farspan.h>
+#include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

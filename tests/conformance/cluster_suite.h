@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <farspan/farspan.h>
+#include <farspan/rpc/rpc.h>
 
 #include "conformance/cluster.h"
 #include "support/errors.h"

@@ -8,12 +8,14 @@
 
 #include <cstdlib>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <farspan/c10d/group/collectives.h>
 
 #include "support/errors.h"
+#include "support/sanitizers.h"
 
 namespace farspan::testing {
 
@@ -39,11 +41,10 @@ struct BackendKind {
 inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
 
 // The first of one rank.
-#if defined(__SANITIZE_ADDRESS__)  // which makes each rank several times slower
-inline constexpr int kWorlds[] = {1, 2, 3, 5};
-#else
-inline constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8};
-#endif
+inline constexpr int kAllWorlds[] = {1, 2, 3, 4, 7, 8};
+inline constexpr int kFewWorlds[] = {1, 2, 3, 5};  // AddressSanitizer makes each rank slow
+inline constexpr std::span<const int> kWorlds =
+    kAddressSanitizer ? std::span<const int>(kFewWorlds) : kAllWorlds;
 
 // Else of operations, types and sizes only enough are met that each pair is.
 inline bool all_combinations() { return std::getenv("FARSPAN_ALL_COMBINATIONS") != nullptr; }

@@ -17,7 +17,7 @@ using dist::ReduceOp;
 constexpr size_t kWithoutChunks = 7;  // sizes, the first of them
 
 size_t place_of(int ranks) {
-  return static_cast<size_t>(std::ranges::find(kWorlds, ranks) - kWorlds);
+  return static_cast<size_t>(std::ranges::find(kWorlds, ranks) - kWorlds.begin());
 }
 const Size& size_at(size_t turn) { return kSizes[turn % std::size(kSizes)]; }
 

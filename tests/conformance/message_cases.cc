@@ -224,7 +224,7 @@ TEST_P(CollectiveSuite, MessagesOfGroupsAreApartAndRanksCountInTheDefaultGroup) 
 }
 
 TEST_P(CollectiveSuite, AMessageOfAnotherTypeOrSizeIsRefusedAndTheNextOneArrives) {
-  on_each(2, [this](int rank) {
+  on_each(2, [](int rank) {
     for (const int64_t count : {int64_t{4}, int64_t{100'000}}) {
       const std::string why = who(0) + " sent " + std::to_string(count) +
                               " elements of float32, and the receive of " + who(1) + " is for " +
@@ -255,7 +255,7 @@ TEST_P(CollectiveSuite, AMessageOfAnotherTypeOrSizeIsRefusedAndTheNextOneArrives
 }
 
 TEST_P(CollectiveSuite, AMessageThatIsRefusedNamesRanksAsTheDefaultGroupDoes) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     if (rank == 0) return;
     const dist::MessageOptions among = {.group = dist::new_group({2, 1}), .tag = 3};
     if (rank == 2) return dist::send(at::ones({2}), 1, among);
@@ -269,7 +269,7 @@ TEST_P(CollectiveSuite, AMessageThatIsRefusedNamesRanksAsTheDefaultGroupDoes) {
 }
 
 TEST_P(CollectiveSuite, AReceiveEndsWhenItsTimeIsOverAndTheGroupGoesOn) {
-  on_each(2, [this](int rank) {
+  on_each(2, [](int rank) {
     if (rank == 1) {
       const TimePoint begun = Clock::now();
       const Error error =
@@ -465,7 +465,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoDoesNotCome) {
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierWithoutItsFirstRankEndsInTime) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     if (rank != 0) {
       const Error error = error_of([] { dist::monitored_barrier({.timeout = 100ms}); });
       EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
@@ -487,7 +487,7 @@ Error missed_barrier(Millis timeout) {
 
 // Its last word comes when their time is over, too.
 TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoIsMissingToAllWhenTheirTimesEndTogether) {
-  on_each(4, [this](int rank) {
+  on_each(4, [](int rank) {
     for (int missing = 1; missing < 4; ++missing) {
       dist::barrier();
       if (rank != missing) {
@@ -504,7 +504,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoIsMissingToAllWhenTheirTimesEnd
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierTellsWhoHasLeftFromWhoIsLate) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     const auto group = dist::new_group({0, 1, 2});
     if (rank == 1) {
       group->shutdown();
@@ -519,7 +519,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierTellsWhoHasLeftFromWhoIsLate) {
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierThatTheOthersGaveUpIsNotLeftByItsFirstRank) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     if (rank == 0) {
       for (int other : {1, 2}) dist::recv(at::ones({1}), other, {.tag = 8});
       const Error error = missed_barrier(20s);
@@ -535,7 +535,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierThatTheOthersGaveUpIsNotLeftByItsFirstR
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierIsNotLeftWhenOneGaveUpWhileAnotherWasWaitedFor) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     if (rank == 1) {
       missed_barrier(50ms);
       dist::send(at::ones({1}), 2, {.tag = 8});
@@ -579,7 +579,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierIsNotMetByACallWithAnotherNumber) {
 }
 
 TEST_P(CollectiveSuite, AMonitoredBarrierOfSomeRanksNamesThemAsTheDefaultGroupDoes) {
-  on_each(4, [this](int rank) {
+  on_each(4, [](int rank) {
     const auto some = dist::new_group({3, 1});
     if (rank % 2 == 0) {
       EXPECT_EQ(code_of([&] { dist::monitored_barrier({.group = some}); }), Code::kInvalidArgument);

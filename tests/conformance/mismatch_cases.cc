@@ -106,7 +106,7 @@ TEST_P(CollectiveSuite, AnOperationThatDiffersIsToldToAllByName) {
 }
 
 TEST_P(CollectiveSuite, AValueOfAnotherTypeIsRefusedByTheRankThatGaveIt) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     const auto refused = [&](const std::string& called, const std::function<void()>& call) {
       const Error error = error_of(call);
       EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
@@ -134,7 +134,7 @@ TEST_P(CollectiveSuite, AValueOfAnotherTypeIsRefusedByTheRankThatGaveIt) {
 }
 
 TEST_P(CollectiveSuite, RanksThatDifferAreNamedAsInTheDefaultGroup) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     if (rank == 0) return;
     const auto first = dist::new_group({2, 1}), second = dist::new_group({2, 1});
     const Error sizes = error_of([&] { dist::all_reduce(at::ones({rank + 1}), {.group = first}); });
@@ -151,7 +151,7 @@ TEST_P(CollectiveSuite, RanksThatDifferAreNamedAsInTheDefaultGroup) {
 }
 
 TEST_P(CollectiveSuite, AfterAFailureEachUseOfTheGroupSaysSo) {
-  on_each(3, [this](int rank) {
+  on_each(3, [](int rank) {
     const Error first = error_of([&] { dist::all_reduce(at::ones({rank == 1 ? 3 : 2})); });
     EXPECT_EQ(first.code(), Code::kShapeMismatch) << first.what();
     const Tensor one = at::ones({1});

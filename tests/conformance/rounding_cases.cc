@@ -144,7 +144,7 @@ void for_sums(
 
 TEST_P(CollectiveSuite, SumsAreRoundedOnceInEachStepInTheOrderOfTheRanksWhateverTheFactors) {
   for (const int ranks : {2, 5}) {  // on mixed hosts some share one
-    on_each(ranks, [this, ranks](int rank) {
+    on_each(ranks, [ranks](int rank) {
       const auto expect = [](const Tensor& got, const Tensor& want, const char* operation) {
         EXPECT_TRUE(at::equal(bits_of(got), bits_of(want))) << operation;
       };

@@ -2,6 +2,9 @@
 // rpc_*_cases.cc beside this.
 #pragma once
 
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
+
 #include "conformance/cluster_suite.h"
 
 namespace farspan::testing {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include <farspan/autograd/context.h>
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
 
 #include "conformance/cluster_suite.h"
 

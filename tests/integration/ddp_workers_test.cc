@@ -4,9 +4,12 @@
 #include <cstdlib>
 #include <memory>
 
+#include <farspan/autograd/context.h>
 #include <farspan/autograd/room.h>
 #include <farspan/c10d/init/init.h>
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
 
 #include "c10d/ddp/ddp_suite.h"
 #include "c10d/store/temporary_folder.h"

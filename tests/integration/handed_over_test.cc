@@ -1,5 +1,5 @@
 // The rules under test: rpc/shared_tensor.h, and rpc/wire/WIRE.md, "Handing over".
-#include <farspan/farspan.h>
+#include <farspan/rpc/rpc.h>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

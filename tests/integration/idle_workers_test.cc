@@ -1,6 +1,7 @@
 // The rule under test: a worker with nothing to do takes no processor's time (c10d/net/README.md,
 // "Polling"), though it has just been busy and is connected to all others.
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
 
 #include <gtest/gtest.h>
 

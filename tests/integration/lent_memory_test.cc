@@ -1,7 +1,8 @@
 // The rules under test: memory that others may be reading stays as it is until they have read it or
 // are dead, however a call ends and whoever stands still meanwhile (rpc/wire/WIRE.md, "Offers"),
 // and nothing that was shared with a worker outlives it.
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,7 +1,11 @@
 // The rules under test: what ends with a worker, or with a call (autograd/README.md, "Contexts";
 // optim/README.md, "Consistent"; rref/PROTOCOL.md, "Losing a worker"), over whole workers in the
 // World.
-#include <farspan/farspan.h>
+#include <farspan/autograd/context.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

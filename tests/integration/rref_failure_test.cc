@@ -1,6 +1,9 @@
 // The rules under test: rref/PROTOCOL.md where calls fail half-way and workers end, over real
 // connections.
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,9 @@
 // The rules under test: rref/rref.h and rref/PROTOCOL.md, "Shutdown", in the World: what a
 // reference says meanwhile, and what is said of those that are left.
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,6 +5,9 @@
 #include <mutex>
 #include <thread>
 
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
+
 #include "conformance/cluster_suite.h"
 #include "support/processes.h"
 

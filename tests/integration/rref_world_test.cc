@@ -1,6 +1,8 @@
 // The rules under test: rref/PROTOCOL.md's two promises, by whole workers under faults: nothing
 // dies early, nothing leaks.
-#include <farspan/farspan.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
+#include <farspan/rref/rref.h>
 
 #include <gtest/gtest.h>
 

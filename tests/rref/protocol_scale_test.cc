@@ -1,14 +1,14 @@
 // The rule under test: what an event costs does not grow with the number of live references.
 #include "rref/protocol_cluster.h"
+#include "support/sanitizers.h"
 
 namespace farspan::rref::testing {
 namespace {
 
-#ifdef __SANITIZE_THREAD__
-constexpr int kLive = 20'000;  // for races, not for figures
-#else
-constexpr int kLive = 1'000'000;
-#endif
+using farspan::testing::kThreadSanitizer;
+
+constexpr int kLive =
+    kThreadSanitizer ? 20'000 : 1'000'000;  // the former for races, not for figures
 
 // Nanoseconds for each life of a reference: made at another worker, passed on, fetched, dropped.
 double cost_of_a_life(Cluster& net) {

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <thread>
 
+#include <farspan/autograd/context.h>
 #include <farspan/autograd/room.h>
-#include <farspan/farspan.h>
 #include <farspan/optim/room.h>
+#include <farspan/rpc/rpc.h>
+#include <farspan/rref/rref.h>
 #include <farspan/rref/table.h>
 
 #include "support/workers.h"

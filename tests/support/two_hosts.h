@@ -13,7 +13,9 @@
 
 #include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/store/file_store.h>
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
 
 namespace farspan::testing {
 

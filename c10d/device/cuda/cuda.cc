@@ -193,7 +193,7 @@ class CudaDevices final : public Devices {
     return name;
   }
 
-  const Driver driver_;
+  const Driver driver_{};
   mutable Mutex mutex_;
   std::unordered_map<void*, Opened> opened_ FARSPAN_GUARDED_BY(mutex_);
 };

@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sanitizer/lsan_interface.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -22,21 +23,14 @@
 #include "support/eventually.h"
 #include "support/process_counts.h"
 
-#ifdef __SANITIZE_ADDRESS__
-#define FARSPAN_FINDS_LEAKS
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define FARSPAN_FINDS_LEAKS
-#endif
-#endif
-#ifdef FARSPAN_FINDS_LEAKS
-#include <sanitizer/lsan_interface.h>
-#endif
+#include "support/sanitizers.h"
 
 namespace farspan::dist {
 namespace {
 
 using namespace std::chrono_literals;
+using farspan::testing::kAddressSanitizer;
+using farspan::testing::kThreadSanitizer;
 using farspan::testing::ProcessCounts;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -53,9 +47,7 @@ struct Report {
 };
 
 int times(int by_default) {
-#ifdef __SANITIZE_THREAD__  // which makes each rank many times slower
-  by_default = (by_default + 2) / 3;
-#endif
+  if (kThreadSanitizer) by_default = (by_default + 2) / 3;  // each rank is many times slower
   const char* const wanted = std::getenv("FARSPAN_LOST_RANKS");
   return wanted ? std::atoi(wanted) : by_default;
 }
@@ -218,11 +210,8 @@ void work_until_it_fails(Backend& backend, const Part& part, Report& report) {
 
 // As a sanitizer sees it, which does not look at a process that ends with _exit.
 bool has_leaks() {
-#ifdef FARSPAN_FINDS_LEAKS
-  return __lsan_do_recoverable_leak_check() != 0;
-#else
+  if constexpr (kAddressSanitizer) return __lsan_do_recoverable_leak_check() != 0;
   return false;
-#endif
 }
 
 void take_part(const std::string& store, const Part& part, Report& report) {

@@ -11,14 +11,12 @@
 #include <cstdlib>
 #include <thread>
 
+#include "support/sanitizers.h"
+
 namespace farspan {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kHasItsOwnMalloc = true;
-#else
-constexpr bool kHasItsOwnMalloc = false;
-#endif
+constexpr bool kHasItsOwnMalloc = testing::kAddressSanitizer || testing::kThreadSanitizer;
 
 constexpr int kRefused = 101, kMost = 100;  // of what a process ends with
 

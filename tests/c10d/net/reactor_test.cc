@@ -14,6 +14,7 @@
 #include <farspan/c10d/base/log.h>
 
 #include "c10d/net/tasks.h"
+#include "support/sanitizers.h"
 
 namespace farspan::testing {
 namespace {
@@ -383,9 +384,9 @@ TEST_F(ReactorLimitTest, ALongQueueIsWorkedOffQuickly) {
 }
 
 TEST_F(ReactorLimitTest, ARecursionThatIsTooDeepForAThreadIsTurnedAway) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer's own stack of calls ends before the thread's";
-#endif
+  if (testing::kThreadSanitizer) {
+    GTEST_SKIP() << "ThreadSanitizer's own stack of calls ends before the thread's";
+  }
   int depth = 0;
   std::optional<Error> end;
   Promise<void> begin;

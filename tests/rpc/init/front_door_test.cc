@@ -8,7 +8,8 @@
 #include <csignal>
 
 #include <farspan/c10d/net/owned_descriptor.h>
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
 
 #include "rpc/init/launch.h"
 #include "support/errors.h"

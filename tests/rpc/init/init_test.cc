@@ -9,8 +9,9 @@
 #include <farspan/c10d/store/hash_store.h>
 #include <farspan/c10d/store/rendezvous.h>
 #include <farspan/c10d/store/tcp_store.h>
-#include <farspan/farspan.h>
 #include <farspan/rpc/agent/agent.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
 
 #include "c10d/store/reserved_port.h"
 #include "c10d/store/store_server.h"

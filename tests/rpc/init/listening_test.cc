@@ -8,7 +8,8 @@
 #include <filesystem>
 
 #include <farspan/c10d/net/address.h>
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/rpc.h>
 
 #include "rpc/init/launch.h"
 

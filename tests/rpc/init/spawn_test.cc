@@ -11,7 +11,9 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include <farspan/farspan.h>
+#include <farspan/rpc/init/init.h>
+#include <farspan/rpc/init/spawn.h>
+#include <farspan/rpc/rpc.h>
 
 #include "rpc/init/launch.h"
 
