@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "autograd/pass_simulator.h"
+#include "support/sanitizers.h"
 
 namespace farspan::testing {
 namespace {
@@ -13,7 +14,7 @@ using std::chrono::seconds;
 
 constexpr auto kForEver = Clock::duration::max();
 constexpr uint64_t kFirstSeed = 1;
-constexpr uint64_t kSeeds = 2500;
+constexpr uint64_t kSeeds = repetitions(2500);
 
 // A few contexts with a graph each, and the passes that are begun in them one after another.
 struct Scenario {

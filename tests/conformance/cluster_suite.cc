@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "support/held.h"
+#include "support/sanitizers.h"
 
 namespace farspan::testing {
 namespace {
@@ -154,7 +155,7 @@ std::vector<ClusterKind> kinds_in_one_process() {
 std::vector<ClusterKind> kinds_in_the_world() {
   const char* many = std::getenv("FARSPAN_SEEDS");
   std::vector<ClusterKind> kinds;
-  for (int seed = 1; seed <= (many ? std::atoi(many) : 5); ++seed) {
+  for (int seed = 1; seed <= (many ? std::atoi(many) : repetitions(5)); ++seed) {
     kinds.push_back(in_the_world(static_cast<uint64_t>(seed)));
   }
   return kinds;

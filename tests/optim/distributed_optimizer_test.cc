@@ -21,6 +21,7 @@
 #include "optim/layers.h"
 #include "support/errors.h"
 #include "support/held.h"
+#include "support/sanitizers.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -69,7 +70,7 @@ class DistributedOptimizerTest : public ::testing::Test {
   std::set<int> stopped;
 };
 
-constexpr int kSteps = 500, kTrainers = 3, kFirstTrainer = 3;
+constexpr int kSteps = repetitions(500), kTrainers = 3, kFirstTrainer = 3;
 
 template <class Opt, class Options>
 std::vector<Done> train_all(Workers& workers, int owners, const Options& options,

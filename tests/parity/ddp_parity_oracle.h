@@ -13,13 +13,14 @@
 #include <farspan/c10d/ddp/distributed_data_parallel.h>
 
 #include "parity/ddp_parity_net.h"
+#include "support/sanitizers.h"
 
 namespace farspan::testing {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-constexpr int kSteps = 100;
+constexpr int kSteps = repetitions(100);
 
 inline torch::optim::SGD optimizer_of(const torch::nn::Module& net) {
   return torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));

@@ -19,4 +19,10 @@ inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
+// Of so many repetitions a test does that many: sanitizers make it several times slower, and what
+// they look for comes in each.
+constexpr int repetitions(int count) {
+  return kAddressSanitizer || kThreadSanitizer ? (count + 4) / 5 : count;
+}
+
 }  // namespace farspan::testing

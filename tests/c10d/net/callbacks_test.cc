@@ -186,7 +186,7 @@ class InAChain : public ::testing::Test {
   ~InAChain() override {
     gate_.set_value();
     for (const auto& one : blocked_) EXPECT_TRUE(ends(one));
-    outside_.join();
+    join();
   }
   void wait_and_run(std::function<void()> callback) {
     came_.future().on_ready([this, callback = std::move(callback)] {
@@ -201,6 +201,10 @@ class InAChain : public ::testing::Test {
     });
     mailbox_->post();
     ASSERT_TRUE(eventually([&] { return !!in_callback_; }));
+  }
+  // Until the callback has ended, and that wait.
+  void join() {
+    if (outside_.joinable()) outside_.join();
   }
 
   Reactor reactor_{{.threads = 2, .max_threads = 2}};
@@ -224,6 +228,7 @@ TEST_F(InAChain, ATaskThatItsThreadLeavesBehindIsTurnedAway) {
   // As a rule the second passes in which nothing moves, and its thread might still come for it.
   std::this_thread::sleep_for(milliseconds(1'300));
   computes = false;
+  join();
   ASSERT_TRUE(ends(task));
   EXPECT_TRUE(task.has_error());
 }
@@ -238,6 +243,7 @@ TEST_F(InAChain, AWaitByAnotherReactorDoesNotLoseTheCall) {
       reactor_, [this] { answer_.set_value(); }, 9);
   std::this_thread::sleep_for(milliseconds(20));  // for that wait to look, as a rule
   gate.set_value();
+  join();
   ASSERT_TRUE(ends(task));
   EXPECT_FALSE(task.has_error());
 }

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "c10d/values/message_fixture.h"
+#include "support/sanitizers.h"
 
 namespace farspan::testing {
 
@@ -196,7 +197,7 @@ TEST_P(Mutation, EveryByteOfSmallSegmentsMayChange) {
 TEST_P(Mutation, RandomDamageIsSurvived) {
   std::mt19937_64 random(20'240'611);
   const size_t meta_size = sample_.message.meta.size();
-  for (int round = 0; round < 25'000; ++round) {
+  for (int round = 0; round < repetitions(25'000); ++round) {
     Message message = copy();
     const int changes = 1 + static_cast<int>(random() % 6);
     for (int i = 0; i < changes; ++i) {

@@ -225,8 +225,8 @@ TEST_P(AgentTest, KeepsFewThreadsWhenIdleAgain) {
 }
 
 TEST_P(AgentTest, ACallEndsAtItsDeadline) {
-  Agents agents(options());
   std::atomic<bool> go{false};
+  Agents agents(options());
   agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
     while (!go) std::this_thread::yield();
     request.reply({});
@@ -245,9 +245,9 @@ TEST_P(AgentTest, ACallEndsAtItsDeadline) {
 TEST_P(AgentTest, ARequestThatExpiredInTheQueueIsNotRun) {
   AgentsOptions one = options();
   one.threads = 1;
-  Agents agents(one);
   std::atomic<bool> go{false};
   std::atomic<int> runs{0};
+  Agents agents(one);
   agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
     ++runs;
     while (!go) std::this_thread::yield();
@@ -266,8 +266,8 @@ TEST_P(AgentTest, ARequestThatExpiredInTheQueueIsNotRun) {
 
 TEST_P(AgentTest, WhatIsLeftOfACallGoesOnInItsContextAndNotAfterItsDeadline) {
   std::optional<Request> kept;  // outlives the threads that use it
-  Agents agents(options());
   Promise<agent::CallContext> called;
+  Agents agents(options());
   agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
     kept.emplace(std::move(request));
     called.set_value(agent::current_call());
@@ -390,8 +390,8 @@ TEST_P(AgentTest, AKindThatNobodyHandlesIsRefused) {
 }
 
 TEST_P(AgentTest, CallsToAWorkerThatStopsFailAtOnce) {
-  Agents agents(options());
   std::atomic<bool> go{false}, begun{false};
+  Agents agents(options());
   agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
     begun = true;
     while (!go) std::this_thread::yield();
