@@ -80,7 +80,7 @@ endif()
 # farspan_library(<room> [TORCH] [PUBLIC headers..] [HEADERS ..] [SOURCES ..] [DEPENDS ..] [PRIVATE ..])
 # The room's target: farspan_library(rpc/wire ..) gives farspan_rpc_wire, alias farspan::rpc_wire.
 # Paths are relative to the current folder. Only PUBLIC headers are installed; HEADERS
-# are the others: like those, lint.headers compiles each alone. TORCH: the room needs
+# are the others: like those, `./dev lint` compiles each alone. TORCH: the room needs
 # LibTorch, and is left out when FARSPAN_TORCH is off. A room without SOURCES is headers only.
 # DEPENDS are targets that the room's headers need, PRIVATE those that only its sources do.
 function(farspan_library room)

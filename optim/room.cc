@@ -94,9 +94,7 @@ void OptimRoom::listen() {
   messenger_->on_worker_lost([weak = weak_from_this()](int rank, const Error& why) {
     const auto room = weak.lock();
     if (!room) return;
-    room->messenger_->run([room, rank, why] {
-      room->lose_worker(rank, why);
-    });
+    room->messenger_->run([room, rank, why] { room->lose_worker(rank, why); });
   });
 }
 

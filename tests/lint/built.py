@@ -1,5 +1,5 @@
 """Every C++ source file is compiled by some target, and every header of the rooms compiles alone in
-lint.headers: none is forgotten in a CMakeLists.txt.
+`./dev lint`: none is forgotten in a CMakeLists.txt.
 
     built.py ROOT BUILD [PATTERN..]     paths like a PATTERN need what this machine does not have
 """
