@@ -1,6 +1,7 @@
 // How a worker takes part in backward passes: the protocol says what to do, executors do it.
 #include <utility>
 
+#include <farspan/autograd/overloaded.h>
 #include <farspan/autograd/room.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/rpc/num_threads.h>
@@ -19,17 +20,6 @@ struct AutogradRoom::PassRun {
   std::map<SendId, Gradients> kept FARSPAN_GUARDED_BY(mutex);
   std::vector<std::shared_ptr<const void>> watches FARSPAN_GUARDED_BY(mutex);
 };
-
-namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;  // for Clang 14
-
-}  // namespace
 
 template <class Fn>
 void AutogradRoom::step(Fn&& fn, const Gradients* gradients) {

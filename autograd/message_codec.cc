@@ -4,18 +4,12 @@
 #include <utility>
 
 #include <farspan/autograd/autograd.capnp.h>
+#include <farspan/autograd/overloaded.h>
 #include <farspan/c10d/values/tensor_codec.h>
 #include <farspan/rpc/wire/messages.h>
 
 namespace farspan::dist_autograd {
 namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;  // for Clang 14
 
 void write(schema::Message::Builder out, const PassId& pass) {
   out.setContext(static_cast<uint64_t>(pass.context));

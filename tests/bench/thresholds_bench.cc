@@ -4,7 +4,6 @@
 #include <farspan/c10d/group/collectives.h>
 #include <farspan/c10d/init/init.h>
 #include <farspan/rpc/init/spawn.h>
-#include <farspan/rpc/rpc.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

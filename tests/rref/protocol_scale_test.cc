@@ -5,11 +5,8 @@
 namespace farspan::rref::testing {
 namespace {
 
-using farspan::testing::kAddressSanitizer;
-using farspan::testing::kThreadSanitizer;
-
 // The former for memory and races, not for figures.
-constexpr int kLive = kAddressSanitizer || kThreadSanitizer ? 20'000 : 1'000'000;
+constexpr int kLive = farspan::testing::kSanitized ? 20'000 : 1'000'000;
 
 // Nanoseconds for each life of a reference: made at another worker, passed on, fetched, dropped.
 double cost_of_a_life(Cluster& net) {

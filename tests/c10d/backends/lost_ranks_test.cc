@@ -22,7 +22,6 @@
 #include "c10d/store/temporary_folder.h"
 #include "support/eventually.h"
 #include "support/process_counts.h"
-
 #include "support/sanitizers.h"
 
 namespace farspan::dist {

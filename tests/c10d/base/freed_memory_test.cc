@@ -16,8 +16,6 @@
 namespace farspan {
 namespace {
 
-constexpr bool kHasItsOwnMalloc = testing::kAddressSanitizer || testing::kThreadSanitizer;
-
 constexpr int kRefused = 101, kMost = 100;  // of what a process ends with
 
 long page_faults() {
@@ -62,14 +60,14 @@ int faults_of_a_process(bool keeps, size_t block_bytes, bool by_another_thread) 
 }
 
 TEST(FreedMemory, IsUsedAgain) {
-  if (kHasItsOwnMalloc) GTEST_SKIP() << "the sanitizer has a malloc of its own";
+  if (testing::kSanitized) GTEST_SKIP() << "the sanitizer has a malloc of its own";
   constexpr size_t kBytes = size_t{8} << 20;
   EXPECT_EQ(faults_of_a_process(false, kBytes, false), kMost) << "malloc keeps it anyway";
   EXPECT_LT(faults_of_a_process(true, kBytes, false), 32) << kRefused << ": malloc refused";
 }
 
 TEST(FreedMemory, IsUsedAgainByThreadsOtherThanTheMainOne) {
-  if (kHasItsOwnMalloc) GTEST_SKIP() << "the sanitizer has a malloc of its own";
+  if (testing::kSanitized) GTEST_SKIP() << "the sanitizer has a malloc of its own";
   for (const size_t mebibytes : {8, 80}) {
     EXPECT_EQ(faults_of_a_process(false, mebibytes << 20, true), kMost) << mebibytes << " MiB";
     EXPECT_LT(faults_of_a_process(true, mebibytes << 20, true), 32) << mebibytes << " MiB";

@@ -384,7 +384,7 @@ TEST_F(ReactorLimitTest, ALongQueueIsWorkedOffQuickly) {
 }
 
 TEST_F(ReactorLimitTest, ARecursionThatIsTooDeepForAThreadIsTurnedAway) {
-  if (testing::kThreadSanitizer) {
+  if (kThreadSanitizer) {
     GTEST_SKIP() << "ThreadSanitizer's own stack of calls ends before the thread's";
   }
   int depth = 0;
