@@ -1,5 +1,7 @@
 #include <farspan/rpc/call_scope.h>
 
+#include <utility>
+
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
@@ -15,5 +17,15 @@ void CallScope::before_run() {
 }
 
 Buffer CallScope::allocate(size_t bytes) { return worker_.messenger().allocate(bytes); }
+
+DeviceTensors* CallScope::device_tensors() {
+  DeviceCarrier* const carrier = worker_.device_carrier();
+  if (!devices_ && carrier) devices_ = carrier->open(peer_, way_);
+  return devices_.get();
+}
+
+void CallScope::borrow(std::shared_ptr<void> borrowed) {
+  if (borrowed && device_tensors()) devices_->keep_until_copied(std::move(borrowed));
+}
 
 }  // namespace farspan

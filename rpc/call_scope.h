@@ -4,12 +4,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/values/value_io.h>
 #include <farspan/rpc/agent/messenger.h>
+#include <farspan/rpc/device_carrier.h>
 
 namespace farspan {
 
@@ -18,7 +20,8 @@ class Worker;
 // Threading: one thread at a time, as the Writer or Reader that holds it.
 class CallScope final : public ValueScope {
  public:
-  CallScope(Worker& worker, int peer) noexcept : worker_(worker), peer_(peer) {}
+  CallScope(Worker& worker, int peer, MessageWay way) noexcept
+      : worker_(worker), peer_(peer), way_(way) {}
   // The message was not sent: something else in it could not be written, say.
   ~CallScope() override {
     for (const OnOutcome& outcome : take_outcomes()) outcome(false);
@@ -40,10 +43,18 @@ class CallScope final : public ValueScope {
   void wait_first(Future<void> ready) { first_.push_back(std::move(ready)); }
   void before_run() override;
   Buffer allocate(size_t bytes) override;
+  DeviceTensors* device_tensors() override;
+
+  // Of tensors on devices: what the message lends that was written, and what is lent to the reader
+  // of this one.
+  std::shared_ptr<LentMemory> lent() { return devices_ ? devices_->lent() : nullptr; }
+  void borrow(std::shared_ptr<void> borrowed);
 
  private:
   Worker& worker_;
   const int peer_;
+  const MessageWay way_;
+  std::unique_ptr<MessageDevices> devices_;
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;
 };

@@ -31,7 +31,7 @@ const at::ThreadLocalState& fresh_state() {
 
 // A reactor's thread that serves one call is fresh by itself; one that serves a call while it waits
 // in another, and a thread of the user's, are not.
-FreshThread::FreshThread(Worker& worker) : current_(worker) {
+FreshThread::FreshThread(Worker& worker) : current_(worker), streams_(own_streams(worker)) {
   use_num_threads();
   if (serving_depth++ > 0 || !net::on_reactor_thread()) guard_.emplace(fresh_state());
 }
@@ -50,7 +50,9 @@ void IncomingCall::begin() {
 
 void IncomingCall::begin(schema::Call::Reader call) {
   if (std::exchange(begun_, true)) return;
-  tensors_ = read_tensors(call.getPayload(), request_.frame().segments);
+  CallScope scope(*worker_, request_.from(), MessageWay::kRequest);
+  scope.borrow(std::move(request_.frame().borrowed));
+  tensors_ = read_tensors(call.getPayload(), request_.frame().segments, &scope);
   if (Interceptor* interceptor = worker_->interceptor()) {
     const Extensions extensions = read_extensions(call.getExtensions());
     scope_ = interceptor->after_request(request_.from(), extensions, tensors_);
@@ -71,7 +73,7 @@ std::shared_ptr<Result> IncomingCall::run(const std::shared_ptr<Result>& self) {
     MetaReader message(request_.frame().meta.span());
     const auto call = message.root<schema::Call>();
     begin(call);
-    CallScope values(*worker_, request_.from());
+    CallScope values(*worker_, request_.from(), MessageWay::kRequest);
     Reader reader(tensors_, request_.frame().segments, &values);
     Arguments arguments{call.getPayload().getValues(), reader};
     InScope in_scope(scope_.get());
@@ -134,7 +136,7 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
   MetaBuilder builder;
   std::vector<Buffer> segments;
   tensors_.clear();  // one that the function returns is not shared with its arguments any more
-  CallScope values(*worker_, request_.from());
+  CallScope values(*worker_, request_.from(), MessageWay::kReply);
   Writer writer(segments, &values);
   auto answer = builder.init_root<schema::Return>();
   guard_write([&] {
@@ -148,7 +150,7 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
     }
     write_tensors(payload, writer, last ? Bulk::kCopyIfShared : Bulk::kCopyIfSharedByMore);
   });
-  request_.reply(builder.finish(), std::move(segments));
+  request_.reply(builder.finish(), std::move(segments), values.lent());
   for (const auto& outcome : values.take_outcomes()) outcome(true);
 }
 

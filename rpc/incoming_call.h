@@ -84,6 +84,7 @@ class FreshThread {
  private:
   CurrentWorker current_;
   std::optional<at::ThreadLocalStateGuard> guard_;
+  const std::unique_ptr<DeviceStreams> streams_;
 };
 
 }  // namespace farspan

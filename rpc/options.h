@@ -7,12 +7,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/device/device_map.h>
 #include <farspan/rpc/agent/route.h>
 
 namespace farspan {
@@ -62,6 +64,11 @@ struct WorkerOptions {
   // The address that TCP listens on, and that others connect to. Empty: loopback when all workers
   // share a host, else the one that reaches the store.
   std::string bind_host;
+
+  // For tensors of accelerators: where those sent to a worker arrive, by its name. Answers, and the
+  // gradients of what was sent, go back by the inverse. A worker that is not named here has the
+  // default map: each device to the one of the same number. init_rpc() checks them.
+  std::map<std::string, device::DeviceMap> device_maps;
 
   int threads = 0;        // functions that run at once and do not wait; 0: the cores, from 2 to 16
   int max_threads = 256;  // with those that wait

@@ -32,6 +32,33 @@ PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName 
       begun_(worker_->messenger().now()) {}
 
 void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
+  if (lent_ && !lent_->over.ready()) {
+    reply_when_given_back(std::move(reply));
+  } else {
+    take_reply(reply);
+  }
+}
+
+void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
+  const auto self = lent_->self.lock();
+  agent::TimerId timer = 0;
+  if (const Deadline deadline = lent_->deadline; !deadline.is_never()) {
+    timer = worker_->messenger().call_at(deadline.at(), [weak = lent_->self] {
+      const auto call = weak.lock();
+      if (!call || call->lent_->is_told.exchange(true)) return;
+      call->on_error(
+          Error(Code::kTimeout,
+                "the answer came, but its devices have not copied the arguments in time"));
+    });
+  }
+  lent_->over.on_ready([self, timer, held = std::make_shared<wire::InFrame>(std::move(reply))] {
+    if (self->lent_->is_told.exchange(true)) return;
+    if (timer != 0) self->worker_->messenger().cancel(timer);
+    self->take_reply(*held);
+  });
+}
+
+void PendingResult::take_reply(wire::InFrame& reply) noexcept {
   worker_->add_call_time(elapsed());
   settle(!reply.failed());
   try {
@@ -49,26 +76,29 @@ void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
   }
 }
 
-void PendingResult::read_return(const wire::InFrame& reply) {
+void PendingResult::read_return(wire::InFrame& reply) {
   CurrentWorker current(*worker_);
+  const auto streams = own_streams(*worker_);
   guard_read([&] {
     MetaReader message(reply.meta.span());
     const auto answer = message.root<schema::Return>();
-    TensorList tensors = read_tensors(answer.getPayload(), reply.segments);
+    CallScope scope(*worker_, peer_, MessageWay::kReply);
+    scope.borrow(std::move(reply.borrowed));
+    TensorList tensors = read_tensors(answer.getPayload(), reply.segments, &scope);
     if (scope_) {
       const Extensions extensions = read_extensions(answer.getExtensions());
       worker_->interceptor()->after_reply(*scope_, peer_, extensions, tensors);
     }
     const auto values = answer.getPayload().getValues();
     if (values.size() != 1) throw Error(Code::kCorrupt, "an answer without a value");
-    CallScope scope(*worker_, peer_);
+    if (streams) device_work_ = streams->work_so_far({tensors.begin(), tensors.end()});
     Reader reader(tensors, reply.segments, &scope);
     accept(values[0], reader);
   });
 }
 
 // The function may have seen its argument before the change, after it, or half of each.
-void PendingResult::refuse_return(const wire::InFrame& reply, size_t changed_tensor) {
+void PendingResult::refuse_return(wire::InFrame& reply, size_t changed_tensor) {
   fail(named(Error(Code::kInvalidArgument, "tensor " + std::to_string(changed_tensor + 1) +
                                                " of the arguments was changed in place before the "
                                                "call had ended")
@@ -79,8 +109,9 @@ void PendingResult::refuse_return(const wire::InFrame& reply, size_t changed_ten
       MetaReader message(reply.meta.span());
       const auto payload = message.root<schema::Return>().getPayload();
       if (payload.getValues().size() != 1) return;
-      const TensorList tensors = read_tensors(payload, reply.segments);
-      CallScope scope(*worker_, peer_);
+      CallScope scope(*worker_, peer_, MessageWay::kReply);
+      scope.borrow(std::move(reply.borrowed));
+      const TensorList tensors = read_tensors(payload, reply.segments, &scope);
       Reader reader(tensors, reply.segments, &scope);
       drop(payload.getValues()[0], reader);
     });
@@ -124,7 +155,7 @@ OutgoingCall::OutgoingCall(Worker& worker, int to, wire::Kind kind, CallName nam
       to_(to),
       kind_(kind),
       name_(std::move(name)),
-      scope_(worker, to),
+      scope_(worker, to, MessageWay::kRequest),
       writer_(segments_, &scope_),
       call_(builder_.init_root<schema::Call>()),
       payload_(call_.initPayload()) {
@@ -151,9 +182,14 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   frame.header.kind = kind_;
   frame.header.chain = agent::current_call().chain;
   frame.segments = std::move(segments_);
+  const Deadline deadline = worker_.deadline_for(options);
+  if (auto lent = scope_.lent()) {
+    result->lent_ = std::make_unique<PendingResult::Lent>(lent->over(), result, deadline);
+    frame.lent = std::move(lent);
+  }
   PendingResult& pending = *result;
   const std::shared_ptr<PendingResult> keep = result;
-  worker_.messenger().call(to_, frame, worker_.deadline_for(options), std::move(result), will_wait);
+  worker_.messenger().call(to_, frame, deadline, std::move(result), will_wait);
   pending.chain_ = frame.header.chain;
 }
 
@@ -166,6 +202,11 @@ void fill(capnp::List<schema::Extension>::Builder list, const Extensions& extens
   }
 }
 }  // namespace
+
+std::unique_ptr<DeviceStreams> own_streams(Worker& worker) {
+  DeviceCarrier* const carrier = worker.device_carrier();
+  return carrier ? carrier->use_own_streams() : nullptr;
+}
 
 void write_extensions(schema::Call::Builder call, const Extensions& extensions) {
   fill(call.initExtensions(static_cast<unsigned>(extensions.size())), extensions);

@@ -4,6 +4,7 @@
 // the same, as the state of a Future<T>.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,13 +51,28 @@ class PendingResult : public agent::ReplyHandler {
   // lost.
   virtual void drop(schema::Value::Reader, Reader&) {}
 
+  // The calling thread's current streams wait for what writes the answer's tensors.
+  void wait_for_devices() {
+    if (device_work_) device_work_->wait_on_current_streams();
+  }
   // Waits as a thread of the call's own chain.
   bool wait_for_answer(FutureCore& future, Deadline deadline);
 
  private:
   friend class OutgoingCall;
-  void read_return(const wire::InFrame& reply);
-  void refuse_return(const wire::InFrame& reply, size_t changed_tensor);
+  // Memory of a device that the call lends: it is over only when that is the caller's again.
+  struct Lent {
+    Lent(Future<void> ready, std::weak_ptr<PendingResult> call, Deadline at_most)
+        : over(std::move(ready)), self(std::move(call)), deadline(at_most) {}
+    const Future<void> over;
+    const std::weak_ptr<PendingResult> self;
+    const Deadline deadline;
+    std::atomic<bool> is_told{false};
+  };
+  void reply_when_given_back(wire::InFrame&& reply) noexcept;
+  void take_reply(wire::InFrame& reply) noexcept;
+  void read_return(wire::InFrame& reply);
+  void refuse_return(wire::InFrame& reply, size_t changed_tensor);
   void settle(bool arrived) noexcept;
   Clock::duration elapsed() const noexcept { return worker_->messenger().now() - begun_; }
   Error named(const Error& why) const;
@@ -69,7 +85,9 @@ class PendingResult : public agent::ReplyHandler {
   std::shared_ptr<Interceptor::Scope> scope_;
   std::vector<CallScope::OnOutcome> outcomes_;
   BorrowedTensors borrowed_;
+  std::shared_ptr<DeviceWork> device_work_;  // that the answer's tensors are written by
   std::shared_ptr<void> kept_;
+  std::unique_ptr<Lent> lent_;
 };
 
 template <class T>
@@ -90,6 +108,7 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
     if constexpr (!std::is_void_v<T>) Codec<T>::read(value, reader);
   }
   bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
+  void take_over() override { wait_for_devices(); }
 };
 
 // Threading: used by one thread, and short-lived: it holds the thread's scratch memory.
@@ -124,6 +143,10 @@ class OutgoingCall {
   schema::Call::Builder call_;
   schema::Payload::Builder payload_;
 };
+
+// For a message that is read, or a call that is served, in the calling thread; null: this worker's
+// tensors are the CPU's.
+std::unique_ptr<DeviceStreams> own_streams(Worker& worker);
 
 // Reads and writes what interceptors add.
 void write_extensions(schema::Call::Builder call, const Extensions& extensions);

@@ -75,6 +75,10 @@ void Worker::set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept 
   interceptor_ = std::move(interceptor);
 }
 
+void Worker::set_device_carrier(std::shared_ptr<DeviceCarrier> carrier) noexcept {
+  device_carrier_ = std::move(carrier);
+}
+
 void Worker::put_room(RoomId id, std::shared_ptr<WorkerRoom> room) {
   rooms_[static_cast<size_t>(id)] = std::move(room);
 }

@@ -17,6 +17,7 @@
 #include <farspan/rpc/agent/messenger.h>
 #include <farspan/rpc/call/interceptor.h>
 #include <farspan/rpc/call_times.h>
+#include <farspan/rpc/device_carrier.h>
 #include <farspan/rpc/options.h>
 
 namespace farspan {
@@ -114,6 +115,9 @@ class Worker : public std::enable_shared_from_this<Worker> {
   const std::shared_ptr<agent::Messenger>& share_messenger() const noexcept { return messenger_; }
   void set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept;
   Interceptor* interceptor() const noexcept { return interceptor_.get(); }
+  // Null: tensors of accelerators do not travel.
+  void set_device_carrier(std::shared_ptr<DeviceCarrier> carrier) noexcept;
+  DeviceCarrier* device_carrier() const noexcept { return device_carrier_.get(); }
   void put_room(RoomId id, std::shared_ptr<WorkerRoom> room);
   WorkerRoom* room(RoomId id) const noexcept { return rooms_[static_cast<size_t>(id)].get(); }
   // The deadline of a call that is made now: its own timeout, or the default, and never later than
@@ -130,6 +134,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   const Settings settings_;
   CallTimesRecorder call_times_;
   std::shared_ptr<Interceptor> interceptor_;          // constant before the first call
+  std::shared_ptr<DeviceCarrier> device_carrier_;     // likewise
   std::array<std::shared_ptr<WorkerRoom>, 3> rooms_;  // likewise
   std::function<void()> stop_;
   const std::shared_ptr<Parting> parting_;

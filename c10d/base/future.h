@@ -45,10 +45,14 @@ class FutureState : public FutureCore {
   const Error& error() const noexcept { return *error_; }
   Stored<T>& value() {
     if (error_) throw *error_;
+    take_over();
     return *value_;
   }
 
  private:
+  // In the thread of whoever takes the value, each time: what else he needs is his from then on.
+  virtual void take_over() {}
+
   std::optional<Stored<T>> value_;
   std::optional<Error> error_;
 };

@@ -50,6 +50,8 @@ class DeviceMap {
   // Where what that worker sends back from `there` arrives.  throws  as there()
   Place here(const std::string& worker, Place there) const;
 
+  // Here, there.
+  const std::map<Place, Place>& entries() const noexcept { return there_; }
   bool operator==(const DeviceMap&) const = default;
 
  private:

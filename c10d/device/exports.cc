@@ -65,6 +65,21 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
   return made;
 }
 
+Event Exports::make_local(uint64_t id, Stream stream, std::shared_ptr<void> owner) {
+  Kept kept{stream.device, rested_event(stream.device), std::move(owner), {}};
+  const Event event = kept.event.event;
+  try {
+    devices_.record(event, stream);
+  } catch (...) {
+    MutexLock lock(mutex_);
+    rest_locked(kept);
+    throw;
+  }
+  MutexLock lock(mutex_);
+  kept_.emplace(id, std::move(kept));
+  return event;
+}
+
 void Exports::rest_locked(const Kept& kept) noexcept {
   if (kept.event.event) at_rest_[kept.device].push_back(kept.event);
   if (kept.staged.memory) staging_.give_back(kept.staged);

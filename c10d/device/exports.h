@@ -52,6 +52,10 @@ class Exports {
   //   throws   Error as Devices: kOverloaded: no events left
   std::optional<Export> make(uint64_t id, const void* memory, size_t bytes, Stream stream,
                              std::shared_ptr<void> owner);
+  // The same for who copies within this process, and finds the memory by its address.
+  //   returns  an event of that place in `stream`, until taken()
+  //   throws   Error as Devices
+  Event make_local(uint64_t id, Stream stream, std::shared_ptr<void> owner);
   // All of them have been copied, or never will be. Unknown ids have no effect.
   void taken(uint64_t id) noexcept;
   // The peer is gone: nothing will be taken any more. Events that it may still wait for end.

@@ -1,6 +1,8 @@
 #include <ATen/DimVector.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 #include <string>
 
 #include <farspan/c10d/values/buffer_tensor.h>
+#include <farspan/c10d/values/device_tensors.h>
 #include <farspan/c10d/values/dtype.h>
 #include <farspan/c10d/values/sparse_parts.h>
 #include <farspan/c10d/values/tensor_codec.h>
@@ -31,7 +34,8 @@ int64_t multiply(int64_t a, int64_t b) {
 
 class TensorReader {
  public:
-  explicit TensorReader(std::span<const Buffer> segments) : segments_(segments) {}
+  TensorReader(std::span<const Buffer> segments, DeviceTensors* devices)
+      : segments_(segments), devices_(devices) {}
 
   at::Tensor read(schema::TensorDesc::Reader desc) {
     if (desc.getLayout() == Layout::UNDEFINED) return {};
@@ -107,13 +111,39 @@ class TensorReader {
       corrupt("unknown dtype " + std::to_string(static_cast<unsigned>(desc.getDtype())));
     }
     const Shape shape = read_shape(desc);
-    if (shape.numel == 0) return at::Tensor(at::detail::empty_cpu(shape.sizes, *dtype));
     const int64_t bytes = multiply(shape.numel, static_cast<int64_t>(c10::elementSize(*dtype)));
+    if (desc.getDevice() != DeviceTensors::kCpu || desc.hasLent()) {
+      return read_device(desc, shape, *dtype, static_cast<uint64_t>(bytes));
+    }
+    if (shape.numel == 0) return at::Tensor(at::detail::empty_cpu(shape.sizes, *dtype));
     const Buffer& segment = take_segment(desc.getSegment(), static_cast<uint64_t>(bytes));
     if (!desc.hasStrides()) {
       return fill(segment, shape, *dtype, {});
     }
     return fill(segment, shape, *dtype, read_strides(desc, shape));
+  }
+
+  // From where it says, to where it says: a device is at one end at least.
+  at::Tensor read_device(schema::TensorDesc::Reader desc, const Shape& shape, at::ScalarType dtype,
+                         uint64_t bytes) {
+    const at::Device device = devices().device_here(desc.getDevice());
+    const at::DimVector strides = desc.hasStrides() ? read_strides(desc, shape) : at::DimVector();
+    const auto options = at::TensorOptions(dtype).device(device);
+    const at::Tensor tensor = strides.empty() ? at::empty(shape.sizes, options)
+                                              : at::empty_strided(shape.sizes, strides, options);
+    if (shape.numel == 0) return tensor;
+    if (desc.hasLent()) {
+      if (desc.getLent().getBytes() != bytes) corrupt("lent bytes that do not fit its shape");
+      devices().borrow(tensor, desc.getLent());
+    } else {
+      devices().copy_from_host(tensor, take_segment(desc.getSegment(), bytes));
+    }
+    return tensor;
+  }
+
+  DeviceTensors& devices() const {
+    if (devices_) return *devices_;
+    corrupt("a device, where there can be none");
   }
 
   static at::Tensor fill(const Buffer& segment, const Shape& shape, at::ScalarType dtype,
@@ -143,22 +173,27 @@ class TensorReader {
     if (dtype_from_wire(desc.getDtype()) != made.back().scalar_type()) {
       corrupt("values of another dtype than its own");
     }
-    return assemble_sparse(desc.getLayout(), made, shape.sizes, desc.getCoalesced());
+    const at::Tensor tensor =
+        assemble_sparse(desc.getLayout(), made, shape.sizes, desc.getCoalesced());
+    if (desc.getDevice() == DeviceTensors::kCpu) return tensor;
+    return tensor.to(devices().device_here(desc.getDevice()));
   }
 
   const std::span<const Buffer> segments_;
+  DeviceTensors* const devices_;
   size_t next_segment_ = 0;
 };
 
 }  // namespace
 
-TensorList read_tensors(schema::Payload::Reader payload, std::span<const Buffer> segments) {
+TensorList read_tensors(schema::Payload::Reader payload, std::span<const Buffer> segments,
+                        ValueScope* scope) {
   try {
     return guard_read([&] {
       const auto descriptions = payload.getTensors();
       TensorList tensors;
       tensors.reserve(descriptions.size());
-      TensorReader reader(segments);
+      TensorReader reader(segments, scope ? scope->device_tensors() : nullptr);
       for (const auto desc : descriptions) tensors.push_back(reader.read(desc));
       return tensors;
     });

@@ -75,6 +75,21 @@ struct TensorDesc {
   sizes @5 :List(Int64);
   strides @6 :List(Int64);      # absent: row-major; else a permutation of it, without gaps
   parts @7 :List(TensorDesc);   # sparse only, see Layout; strided ones
+  device @8 :Int16 = -1;        # of the receiver: which of its accelerators; -1: the CPU
+  lent @9 :DeviceBytes;         # absent: its bytes are a segment
+}
+
+# Bytes in the memory of the sender's device, as another process of its host finds them
+# (c10d/device/exports.h). The frame lends them: the receiver says when it has a copy.
+struct DeviceBytes {
+  device @0 :Int16;             # of the sender
+  region @1 :UInt64;            # the allocation that they lie in: its id, the same for no other
+  memory @2 :Data;              # its name, 64 bytes
+  regionBytes @3 :UInt64;
+  offset @4 :UInt64;            # of the bytes in it
+  bytes @5 :UInt64;
+  event @6 :UInt64;             # that comes when they have been written: its id
+  written @7 :Data;             # its name, 64 bytes
 }
 
 enum Layout {

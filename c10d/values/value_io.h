@@ -24,6 +24,7 @@
 
 namespace farspan {
 
+class DeviceTensors;
 using TensorList = c10::SmallVector<at::Tensor, 4>;
 
 // Text and packed arrays of more bytes travel in a segment of their own.
@@ -39,6 +40,8 @@ class ValueScope {
   virtual void before_run() {}
   // For bytes that the message takes along in a copy: not initialised, at least 16-byte aligned.
   virtual Buffer allocate(size_t bytes) { return Buffer::allocate(bytes); }
+  // For tensors of accelerators; null: they do not travel with this message.
+  virtual DeviceTensors* device_tensors() { return nullptr; }
 };
 
 // What a codec throws: this value cannot be written, or is not what was expected. Whoever holds the

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <farspan/c10d/values/buffer_tensor.h>
+#include <farspan/c10d/values/device_tensors.h>
 #include <farspan/c10d/values/dtype.h>
 #include <farspan/c10d/values/tensor_codec.h>
 
@@ -28,7 +29,10 @@ size_t own_references(Bulk bulk) noexcept { return bulk == Bulk::kCopyIfSharedBy
 class TensorWriter {
  public:
   TensorWriter(std::vector<Buffer>& segments, ValueScope* scope, Bulk bulk)
-      : segments_(segments), scope_(scope), bulk_(bulk) {}
+      : segments_(segments),
+        scope_(scope),
+        devices_(scope ? scope->device_tensors() : nullptr),
+        bulk_(bulk) {}
 
   // Whether a segment refers to the storage of what was written since this was last called.
   bool has_shared() noexcept { return std::exchange(shared_, false); }
@@ -38,15 +42,9 @@ class TensorWriter {
   void write(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
     if (!tensor.defined()) return;  // that is what an empty description says
     check(tensor);
-    const auto dtype = dtype_to_wire(tensor.scalar_type());
-    if (!dtype) {
-      refuse(std::string("a tensor of dtype ") + c10::toString(tensor.scalar_type()),
-             "dequantize() it first");
-    }
-    out.setDtype(*dtype);
+    describe(tensor, out);
+    if (devices_) out.setDevice(static_cast<int16_t>(devices_->place_there(tensor.device())));
     if (tensor.requires_grad()) out.setRequiresGrad(true);
-    const at::IntArrayRef sizes = tensor.sizes();
-    if (!sizes.empty()) write_numbers(out.initSizes(static_cast<unsigned>(sizes.size())), sizes);
     if (tensor.layout() == at::kStrided) {
       out.setLayout(Layout::STRIDED);
       write_strided(tensor, out);
@@ -56,9 +54,24 @@ class TensorWriter {
   }
 
  private:
-  static void check(const at::Tensor& tensor) {
-    if (!tensor.device().is_cpu()) {
-      refuse("a tensor on device " + tensor.device().str(), "move it with .cpu() first");
+  static void describe(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
+    const auto dtype = dtype_to_wire(tensor.scalar_type());
+    if (!dtype) {
+      refuse(std::string("a tensor of dtype ") + c10::toString(tensor.scalar_type()),
+             "dequantize() it first");
+    }
+    out.setDtype(*dtype);
+    const at::IntArrayRef sizes = tensor.sizes();
+    if (!sizes.empty()) write_numbers(out.initSizes(static_cast<unsigned>(sizes.size())), sizes);
+  }
+
+  void check(const at::Tensor& tensor) const {
+    if (!tensor.device().is_cpu() && !devices_) {
+      refuse("a tensor on device " + tensor.device().str(),
+             tensor.device().is_cuda() ? "link farspan::rpc_device_cuda, and look at the log for "
+                                         "why there are no devices; or "
+                                         "move it with .cpu() first"
+                                       : "move it with .cpu() first");
     }
     if (tensor.is_nested()) refuse("a nested tensor", "pass its parts, from unbind()");
     if (tensor.layout() == at::kMkldnn) refuse("an MKL-DNN tensor", "call to_dense() first");
@@ -99,10 +112,26 @@ class TensorWriter {
     const c10::AutoGradMode no_grad(false);
     at::Tensor plain = tensor._is_zerotensor() ? tensor.clone() : tensor;
     plain = plain.resolve_conj().resolve_neg().contiguous();
-    auto owner = std::make_shared<at::Tensor>(plain);
+    if (!plain.device().is_cpu()) return write_device(plain, out);
+    write_own(std::move(plain), out);
+  }
+
+  // One that nobody else has.
+  void write_own(at::Tensor plain, schema::TensorDesc::Builder out) {
+    auto owner = std::make_shared<at::Tensor>(std::move(plain));
     out.setSegment(static_cast<uint32_t>(segments_.size()));
-    segments_.emplace_back(const_cast<std::byte*>(bytes_of(plain)), plain.nbytes(),
-                           std::move(owner));
+    segments_.emplace_back(const_cast<std::byte*>(bytes_of(*owner)), owner->nbytes(), owner);
+  }
+
+  void write_device(const at::Tensor& dense, schema::TensorDesc::Builder out) {
+    const bool to_device = out.getDevice() != DeviceTensors::kCpu;
+    if (to_device && devices_->lend(dense, out.initLent())) {
+      shared_ = true;
+      return;
+    }
+    if (to_device) out.disownLent();
+    out.setSegment(static_cast<uint32_t>(segments_.size()));
+    segments_.push_back(devices_->copy_to_host(dense));
   }
 
   void write_bytes(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
@@ -112,12 +141,14 @@ class TensorWriter {
     if (storage.nbytes() < begin + size) {
       refuse("a tensor whose storage was resized away", "pass it before its storage is freed");
     }
+    if (!tensor.device().is_cpu()) {
+      return write_device(others_have(tensor) ? tensor.detach().clone() : tensor, out);
+    }
     const std::byte* bytes = bytes_of(tensor);
     out.setSegment(static_cast<uint32_t>(segments_.size()));
     if (size <= kMaxInlineBytes) {
       segments_.push_back(Buffer::borrowed(bytes, size));
-    } else if (bulk_ != Bulk::kShare &&
-               (storage.use_count() > 1 || tensor.use_count() > own_references(bulk_))) {
+    } else if (others_have(tensor)) {
       segments_.push_back(scope_ ? scope_->allocate(size) : Buffer::allocate(size));
       std::memcpy(segments_.back().data(), bytes, size);
     } else {
@@ -125,6 +156,12 @@ class TensorWriter {
       shared_ = !taken_;
       segments_.emplace_back(const_cast<std::byte*>(bytes), size, owner_of(storage));
     }
+  }
+
+  // So that it has to be copied.
+  bool others_have(const at::Tensor& tensor) const {
+    return bulk_ != Bulk::kShare &&
+           (tensor.storage().use_count() > 1 || tensor.use_count() > own_references(bulk_));
   }
 
   // The buffer's own, where one is all there is below the storage.
@@ -161,14 +198,26 @@ class TensorWriter {
     }
   }
 
+  // Row-major, and in the processor's memory, for the receiver looks at the indices.
   void write_parts(std::initializer_list<at::Tensor> parts, schema::TensorDesc::Builder out) {
     auto list = out.initParts(static_cast<unsigned>(parts.size()));
     unsigned i = 0;
-    for (const at::Tensor& part : parts) write(part.contiguous(), list[i++]);
+    for (const at::Tensor& part : parts) {
+      auto part_out = list[i++];
+      describe(part, part_out);
+      part_out.setLayout(Layout::STRIDED);
+      if (part.numel() == 0) continue;
+      if (part.device().is_cpu() && part.is_contiguous()) {
+        write_strided(part, part_out);
+      } else {
+        write_own(part.cpu().contiguous(), part_out);
+      }
+    }
   }
 
   std::vector<Buffer>& segments_;
   ValueScope* const scope_;
+  DeviceTensors* const devices_;
   const Bulk bulk_;
   bool shared_ = false;
   bool taken_ = false;

@@ -46,7 +46,7 @@ uint64_t random_number() {
 
 bool is_about_offers(wire::Kind kind) noexcept {
   return kind == wire::Kind::kTaken || kind == wire::Kind::kAsk || kind == wire::Kind::kBytes ||
-         kind == wire::Kind::kReturned;
+         kind == wire::Kind::kReturned || kind == wire::Kind::kReleased;
 }
 
 }  // namespace
@@ -143,12 +143,14 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
                                   " MiB to it are under way, and no room for this one in time")
             .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes"));
   }
-  const uint64_t offered = offer(frame);
+  const uint64_t offered = offer(frame), lease = leases_.make(frame);
   const uint64_t id = pending_.add(handler, deadline, bytes, offered);
   if (waits) make_room();  // for the next one, now that this one counts
   if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
+  if (lease != 0) leases_.belongs_to(id, lease);
   if (id == 0) {
     withdraw(offered);
+    leases_.end(lease);
     return handler->on_error(why_closed());
   }
   frame.header.request_id = id;
@@ -173,6 +175,7 @@ void Connection::recall(std::vector<uint64_t> requests) {
   const Outbox::GivenUp given_up = outbox_.give_up(std::move(requests));
   requests_sent_.fetch_sub(given_up.dropped.size(), std::memory_order_relaxed);
   offers_.take_back_unsent(given_up.dropped);
+  leases_.end_unsent(given_up.dropped);
   if (given_up.broken) close_broken();
   make_room();
   if (flush()) reactor_.flush_when_writable(*this);  // others may have left it to this thread
@@ -183,6 +186,7 @@ void Connection::send(wire::OutFrame& frame) {
   if (too_large) return send_instead(frame, *too_large);
   if (is_counted(frame.header)) requests_sent_.fetch_add(1, std::memory_order_relaxed);
   offer(frame);
+  leases_.make(frame);
   after_send(outbox_.send(frame), false);
 }
 
@@ -218,7 +222,7 @@ bool Connection::flush() noexcept {
   return state == Outbox::State::kLeft;
 }
 
-// Who was offered something may still ask for it.
+// Who was offered something may still ask for it, and who was lent something read it.
 void Connection::drain(Deadline deadline) {
   while (is_open() && !deadline.expired()) {
     flush();
@@ -226,7 +230,7 @@ void Connection::drain(Deadline deadline) {
       if (!stream_->expect_room()) continue;
       pollfd room{stream_->write_descriptor(), POLLOUT, 0};
       poll(&room, 1, deadline.poll_ms());
-    } else if (offers_.count() > 0) {
+    } else if (offers_.count() > 0 || leases_.count() > 0) {
       std::this_thread::sleep_for(kLookForReaders);
     } else {
       return;
@@ -371,6 +375,7 @@ void Connection::close_ended() {
 }
 
 void Connection::deliver(wire::InFrame&& frame) {
+  if (frame.lease != 0) frame.borrowed = borrow(frame.lease);
   if (frame.offer.id != 0) {
     pull(std::move(frame));
   } else if (is_about_offers(frame.header.kind)) {
@@ -421,6 +426,7 @@ void Connection::close(const Error& why) {
   for (const auto& lane : lanes) lane->close();
   outbox_.close();
   offers_.close();
+  leases_.close();
   asked_.close();
   if (mapped_blocks) mapped_blocks->close();
   opened_.set_error(why);

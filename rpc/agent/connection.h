@@ -22,6 +22,7 @@
 #include <farspan/rpc/agent/greeting.h>
 #include <farspan/rpc/agent/heartbeat.h>
 #include <farspan/rpc/agent/lane.h>
+#include <farspan/rpc/agent/leases.h>
 #include <farspan/rpc/agent/offers.h>
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
@@ -142,6 +143,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   bool flush() noexcept override;
 
  private:
+  class Borrowed;
   enum class State { kOpening, kOpen, kClosed };
   struct Waiting {
     uint64_t bytes;
@@ -180,6 +182,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void map_blocks(wire::InFrame& frame);
   void on_pulled(wire::InFrame frame, int error);
   void on_offer(wire::InFrame&& frame);
+  std::shared_ptr<void> borrow(uint64_t lease);
   void on_ask(uint64_t id, uint64_t error);
   void on_bytes(wire::InFrame&& frame);
   static void be_whole(wire::InFrame& frame) noexcept;
@@ -221,6 +224,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   PendingCalls pending_;
   Outbox outbox_;
   Offers offers_;
+  Leases leases_;
   Asked asked_;
   std::atomic<uint64_t> number_;
   std::atomic<bool> may_offer_{false};      // as far as is known; its setting releases open()'s

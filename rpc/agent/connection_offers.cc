@@ -191,11 +191,35 @@ void Connection::on_offer(wire::InFrame&& frame) {
     return make_room();
   }
   if (frame.header.kind == wire::Kind::kReturned) return offers_.take_back(id);
+  if (frame.header.kind == wire::Kind::kReleased) return leases_.end(id);
   if (frame.header.kind == wire::Kind::kBytes) return on_bytes(std::move(frame));
   uint64_t error = 0;
   if (frame.meta.size() >= sizeof error) std::memcpy(&error, frame.meta.data(), sizeof error);
   if (id == 0) return stop_offering(error);
   on_ask(id, error);
+}
+
+// Whoever lets go of it last tells the peer, on any thread.
+class Connection::Borrowed {
+ public:
+  Borrowed(std::weak_ptr<net::Source> line, uint64_t lease)
+      : line_(std::move(line)), lease_(lease) {}
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ~Borrowed() {
+    const auto strong = line_.lock();
+    if (!strong) return;
+    auto& line = static_cast<Connection&>(*strong);
+    if (line.is_open()) line.send_about_offer(wire::Kind::kReleased, lease_, 0);
+  }
+
+ private:
+  const std::weak_ptr<net::Source> line_;
+  const uint64_t lease_;
+};
+
+std::shared_ptr<void> Connection::borrow(uint64_t lease) {
+  return std::make_shared<Borrowed>(weak_from_this(), lease);
 }
 
 void Connection::on_ask(uint64_t id, uint64_t error) {

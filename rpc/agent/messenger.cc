@@ -19,11 +19,13 @@ Request::~Request() {
   }
 }
 
-void Request::reply(std::span<const std::byte> meta, std::vector<Buffer> segments) {
+void Request::reply(std::span<const std::byte> meta, std::vector<Buffer> segments,
+                    std::shared_ptr<void> lent) {
   wire::OutFrame frame;
   frame.header.flags = wire::kReply;
   frame.meta = meta;
   frame.segments = std::move(segments);
+  frame.lent = std::move(lent);
   answer(frame);
 }
 

@@ -72,7 +72,9 @@ class Request {
 
   // Both answer once; for a one-way request they do nothing.
   //   meta, segments  borrowed until it returns, unless they have an owner
-  void reply(std::span<const std::byte> meta, std::vector<Buffer> segments = {});
+  //   lent            what they refer to: kept until the caller has let go of it
+  void reply(std::span<const std::byte> meta, std::vector<Buffer> segments = {},
+             std::shared_ptr<void> lent = nullptr);
   void fail(const Error& error);
 
  private:

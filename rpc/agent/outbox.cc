@@ -47,6 +47,7 @@ std::byte* put_head(std::byte* to, const wire::OutFrame& frame) noexcept {
   }
   if (offers) to = put(to, &frame.offer, sizeof frame.offer);
   to = put(to, frame.handed_over.data(), sizeof(wire::HandedOver) * frame.handed_over.size());
+  if (frame.lease != 0) to = put(to, &frame.lease, sizeof frame.lease);
   return put_padded(to, frame.meta.data(), frame.meta.size());
 }
 

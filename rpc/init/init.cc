@@ -14,6 +14,7 @@
 #include <farspan/c10d/store/rendezvous.h>
 #include <farspan/rpc/agent/agent.h>
 #include <farspan/rpc/call/registry.h>
+#include <farspan/rpc/device/device_room.h>
 #include <farspan/rpc/init/rooms.h>
 
 namespace farspan {
@@ -92,6 +93,19 @@ void check_names(const std::vector<agent::PeerRecord>& records, int self) {
   }
 }
 
+// What workers tell each other in one value: of their devices a line, and the rest.
+struct Record {
+  agent::PeerRecord worker;
+  DeviceRecord devices;
+
+  std::string to_text() const { return devices.to_text() + "\n" + worker.to_text(); }
+  static Record from_text(const std::string& text) {
+    const size_t end = text.find('\n');
+    return {agent::PeerRecord::from_text(text.substr(std::min(end, text.size() - 1) + 1)),
+            DeviceRecord::from_text(text.substr(0, end))};
+  }
+};
+
 std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& options) {
   const Deadline deadline = Deadline::in(options.init_timeout);
   Registry::global().check();
@@ -119,10 +133,14 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
     setup.functions.push_back({function->id, function->name, function->signature});
   }
   auto agent = std::make_shared<agent::Agent>(std::move(setup));
+  const Record own{agent->record(), DeviceRecord::of_this_process(options.device_maps)};
   std::vector<agent::PeerRecord> records;
+  std::vector<DeviceRecord> devices;
   for (const std::string& text :
-       exchange(store, "worker", job.rank, job.world_size, agent->record().to_text(), deadline)) {
-    records.push_back(agent::PeerRecord::from_text(text));
+       exchange(store, "worker", job.rank, job.world_size, own.to_text(), deadline)) {
+    Record one = Record::from_text(text);
+    records.push_back(std::move(one.worker));
+    devices.push_back(std::move(one.devices));
   }
   check_names(records, job.rank);
   agent->set_workers(std::move(records));
@@ -132,6 +150,7 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
     agent->stop();
     store.reset();
   });
+  DeviceRoom::install(*worker, std::move(devices));
   furnish(*worker);
   exchange(store, "ready", job.rank, job.world_size, "1", deadline);  // each can be called now
   return worker;

@@ -29,6 +29,7 @@ enum Flag : uint16_t {
   kOneWay = 1 << 2,     // no reply is expected
   kOffered = 1 << 3,    // some segments stay with the sender, to be read out of its memory
   kHandsOver = 1 << 4,  // with kOffered: some of these can be mapped, and are the receiver's then
+  kLends = 1 << 5,      // what it refers to stays until the receiver says that it has let go of it
 };
 
 // Features of Hello.
@@ -94,6 +95,8 @@ struct OutFrame {
   Offer offer;                          // with kOffered
   uint64_t offered_from = UINT64_MAX;   // segments that have an owner and are so large are offered
   std::vector<HandedOver> handed_over;  // with kHandsOver: as many as segments
+  std::shared_ptr<void> lent;           // kept until the receiver says that it has let go
+  uint64_t lease = 0;                   // with kLends: the id of that; of the sender's
 
   bool is_offered(const Buffer& segment) const noexcept {
     return segment.size() >= offered_from && segment.owner() != nullptr;
@@ -102,7 +105,8 @@ struct OutFrame {
     const bool offers = header.flags & kOffered;
     return sizeof(FrameHeader) +
            (offers ? 16 * segments.size() + sizeof(Offer) : 8 * segments.size()) +
-           sizeof(HandedOver) * handed_over.size() + padded(meta.size());
+           sizeof(HandedOver) * handed_over.size() + (lease != 0 ? sizeof lease : 0) +
+           padded(meta.size());
   }
   // Of what travels, and with what is offered.
   uint64_t wire_bytes() const noexcept {
@@ -127,6 +131,8 @@ struct InFrame {
   Offer offer;
   std::vector<uint64_t> offered;        // with kOffered: the address of each segment; 0: it is here
   std::vector<HandedOver> handed_over;  // with kHandsOver: of each segment
+  uint64_t lease = 0;                   // with kLends: its id
+  std::shared_ptr<void> borrowed;       // the lease: as long as anybody has this, it goes on
 
   bool is_reply() const noexcept { return header.flags & kReply; }
   bool is_handed_over(size_t segment) const noexcept {

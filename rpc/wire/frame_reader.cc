@@ -121,7 +121,9 @@ bool FrameReader::parse_head() {
   const bool hands_over = offers && (header.flags & kHandsOver);
   const size_t handed_over_bytes = hands_over ? sizeof(HandedOver) * header.segment_count : 0;
   const size_t offer_bytes = (offers ? sizeof(Offer) : 0) + handed_over_bytes;
-  const size_t head_bytes = sizeof(FrameHeader) + table.size() + offer_bytes + header.meta_bytes;
+  const bool lends = header.flags & kLends;
+  const size_t extra_bytes = offer_bytes + (lends ? sizeof frame_.lease : 0);
+  const size_t head_bytes = sizeof(FrameHeader) + table.size() + extra_bytes + header.meta_bytes;
   if (slab_left() < head_bytes) {
     make_room(head_bytes);
     return false;
@@ -133,8 +135,10 @@ bool FrameReader::parse_head() {
   if (offers) std::memcpy(&frame_.offer, behind, sizeof(Offer));
   if (offers && frame_.offer.id == 0) throw corrupt("an offer without an id");
   if (hands_over) read_handed_over(table, behind + sizeof(Offer));
+  if (lends) std::memcpy(&frame_.lease, behind + offer_bytes, sizeof frame_.lease);
+  if (lends && frame_.lease == 0) throw corrupt("a lease without an id");
   if (header.meta_bytes > 0) {
-    std::memcpy(block.data(), behind + offer_bytes, header.meta_bytes);
+    std::memcpy(block.data(), behind + extra_bytes, header.meta_bytes);
   }
   frame_.meta = block.slice(0, header.meta_bytes);
   const Buffer inline_space = block.slice(header.meta_bytes, inline_bytes);

@@ -22,6 +22,7 @@ enum class Kind : uint8_t {
   kBytes = 0x09,
   kReturned = 0x0a,
   kPiece = 0x0b,
+  kReleased = 0x0c,
   // 0x10 to 0x1f: calls.
   kCall = 0x10,
   kBuiltinCall = 0x11,
@@ -63,6 +64,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "returned";
     case Kind::kPiece:
       return "piece";
+    case Kind::kReleased:
+      return "released";
     case Kind::kCall:
       return "call";
     case Kind::kBuiltinCall:

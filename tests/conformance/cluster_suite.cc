@@ -149,6 +149,7 @@ bool ClusterSuite::eventually(const std::function<bool()>& condition, Clock::dur
 }
 
 std::vector<ClusterKind> kinds_in_one_process() {
+  if (kSanitized) return {in_one_process("shm"), in_one_process("tcp")};
   return {in_one_process("shm"), in_one_process("unix"), in_one_process("tcp"),
           on_hosts_in_one_process(), in_one_process("loopback")};
 }

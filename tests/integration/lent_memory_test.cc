@@ -22,6 +22,7 @@
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
 #include "support/process_counts.h"
+#include "support/sanitizers.h"
 #include "support/seeded_random.h"
 
 namespace farspan::testing {
@@ -248,13 +249,15 @@ std::string LentMemory::run_with_stops(const std::string& role, int calls) {
   return end.output;
 }
 
+constexpr int kFew = 250, kMany = kSanitized ? kFew : 1'000;
+
 TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
-  run_with_stops("call_and_change", GetParam() == 0 ? 1'000 : 250);
+  run_with_stops("call_and_change", GetParam() == 0 ? kMany : kFew);
 }
 
 TEST_P(LentMemory, IsOneWorkersAtATimeWhereItIsGivenAway) {
   const bool is_handed_over = kWays[GetParam()].attach == CrossMemoryAttach::kRequired;
-  const std::string output = run_with_stops("call_and_give", is_handed_over ? 1'000 : 250);
+  const std::string output = run_with_stops("call_and_give", is_handed_over ? kMany : kFew);
   EXPECT_THAT(output, HasSubstr(is_handed_over ? "; handed over" : "; copied"));
   EXPECT_THAT(output, HasSubstr("; all came back"));
 }

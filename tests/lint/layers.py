@@ -20,6 +20,7 @@ LAYERS = (
     "rpc/agent",
     "rpc/call",
     "rpc",
+    "rpc/device",
     "rref",
     "autograd",
     "optim",

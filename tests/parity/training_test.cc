@@ -1,6 +1,7 @@
 // The rule under test: a net that is cut over workers learns as in one plain LibTorch process, to
 // the bit. The oracle is LibTorch's engine and torch::optim.
 #include "parity/training.h"
+#include "support/sanitizers.h"
 
 #include <atomic>
 #include <functional>
@@ -75,7 +76,7 @@ void expect_same_training(const Case& c, const Options& options) {
     parameters.push_back(parameter_rrefs(parts.back()));
   }
   DistributedOptimizer<OptimizerFor<Options>> optimizer(parameters, options);
-  for (int step = 0; step < 100; ++step) {
+  for (int step = 0; step < repetitions(100); ++step) {
     const Sample sample(step, c.dtype);
     Context context;
     at::Tensor x = sample.images;

@@ -39,6 +39,7 @@ wire::InFrame copy_of(const wire::OutFrame& frame) {
     copy.header.payload_bytes += wire::padded(segment.size());
     copy.segments.push_back(received(segment.span(), segment.size()));
   }
+  copy.borrowed = frame.lent;
   return copy;
 }
 
@@ -48,6 +49,7 @@ wire::InFrame copy_of(const wire::InFrame& frame) {
   out.header = frame.header;
   out.meta = frame.meta.span();
   out.segments = frame.segments;
+  out.lent = frame.borrowed;
   return copy_of(out);
 }
 

@@ -6,10 +6,10 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,8 +21,10 @@
 #include <farspan/c10d/backends/cpu/post/letter.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/owned_descriptor.h>
+#include <farspan/c10d/transport/shm/shm_transport.h>
 
 #include "c10d/backends/cpu_job.h"
+#include "c10d/transport/one_transport.h"
 
 namespace farspan::dist {
 namespace {
@@ -355,37 +357,45 @@ void forbid_reading_processes() {
   _exit(is_right && told == 1 ? 0 : 1);
 }
 
-TEST(Post, WhereMemoryCannotBeReadMessagesComeThroughTheSocket) {
+TEST(Post, WhereMemoryCannotBeReadMessagesComeThroughTheRing) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(exchange_without_attach(), ::testing::ExitedWithCode(0), "all right, told 1 times");
 }
 
-// Connects to a rank's post as a stranger.
-net::OwnedDescriptor connect_to(Store& store, int rank) {
-  std::istringstream fields(store.get("node/" + std::to_string(rank)));
-  std::string field, endpoint;
-  while (fields >> field) {
-    if (field.starts_with("unix:@")) endpoint = field;
+// Connects to a rank's post, and has no token.
+class PostOfOthers : public farspan::testing::OneTransport<transport::make_shm_transport> {
+ protected:
+  farspan::testing::StreamPointer connect_to(Store& store, int rank) {
+    std::istringstream fields(store.get("node/" + std::to_string(rank)));
+    std::string field, endpoint;
+    while (fields >> field) {
+      if (field.starts_with("shm:@")) endpoint = field;
+    }
+    return connect(endpoint, Deadline::after(20s)).wait();
   }
-  const std::string name = endpoint.substr(6, endpoint.find(';') - 6);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  net::OwnedDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address),
-                    static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())),
-            0);
-  return socket;
-}
+  // What there is to read; nothing: the other end has closed, or waits for more.
+  static size_t answer(transport::Stream& stream) {
+    std::byte bytes[64];
+    const iovec place{bytes, sizeof bytes};
+    for (;;) {
+      const auto result = stream.read(&place, 1);
+      if (result.status == transport::IoStatus::kOk) return result.bytes;
+      if (result.status != transport::IoStatus::kWouldBlock) return 0;
+      if (!stream.expect_input()) continue;
+      pollfd input{stream.read_descriptor(), POLLIN, 0};
+      if (poll(&input, 1, 50) != 1) return 0;
+    }
+  }
+};
 
-TEST(Post, StrangersAreTurnedAwayWhateverTheySay) {
+TEST_F(PostOfOthers, TurnsAwayWhoHasNoTokenWhateverHeSays) {
   std::atomic<int> told{0};
   set_log_sink([&](LogLevel, std::string_view, std::string_view) { ++told; });
   const auto store = std::make_shared<HashStore>();
   const auto alone = testing::join_job(store, 0, 1);
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
-    const auto socket = connect_to(*store, 0);
+    const auto stream = connect_to(*store, 0);
     cpu::Letter letter;
     letter.kind = static_cast<cpu::Letter::Kind>(round % 40);
     letter.offer = random();  // no token of its
@@ -395,11 +405,9 @@ TEST(Post, StrangersAreTurnedAwayWhateverTheySay) {
     Bytes bytes(sizeof letter + random() % 5000);
     for (auto& one : bytes) one = static_cast<std::byte>(random());
     if (round % 4 != 0) std::memcpy(bytes.data(), &letter, sizeof letter);
-    // The other end may have closed already.
-    send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    shutdown(socket.get(), SHUT_WR);
-    std::byte answer[64];
-    EXPECT_LE(recv(socket.get(), answer, sizeof answer, 0), 0) << "it was answered";
+    const iovec piece{bytes.data(), bytes.size()};
+    stream->write(&piece, 1);  // the other end may have closed already
+    EXPECT_EQ(answer(*stream), 0u) << "it was answered";
   }
   Bytes bytes(10), got(10);
   const auto sent = alone->send(message(0), block_of(bytes));

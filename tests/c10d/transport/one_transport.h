@@ -17,7 +17,7 @@ namespace farspan::testing {
 
 using StreamPointer = std::shared_ptr<transport::Stream>;
 
-// `make`: make_tcp_transport, make_unix_transport.
+// `make`: make_tcp_transport, say.
 template <auto make>
 class OneTransport : public ::testing::Test {
  protected:

@@ -286,6 +286,18 @@ TEST(TensorCodec, KeepsUncoalescedHybridAndEmptySparseTensors) {
   }
 }
 
+// Made row-major for the message, which must keep what was made for it.
+TEST(TensorCodec, KeepsSparseTensorsOfTransposedParts) {
+  const at::Tensor indices = at::arange(60, at::kLong).reshape({30, 2}).t();
+  const at::Tensor values = at::rand({2, 30}).t();
+  const at::Tensor tensor = at::sparse_coo_tensor(indices, values, {60, 60, 2});
+  ASSERT_FALSE(tensor._indices().is_contiguous());
+  ASSERT_FALSE(tensor._values().is_contiguous());
+  const at::Tensor got = round_trip(tensor);
+  EXPECT_TRUE(at::equal(got._indices(), indices));
+  EXPECT_TRUE(at::equal(got._values(), values));
+}
+
 TEST(TensorCodec, KeepsLargeSparseTensors) {
   const at::Tensor indices = at::randint(0, 100'000, {1, 20'000}, at::kLong);
   const at::Tensor rows = at::sparse_coo_tensor(indices, at::rand({20'000, 4}), {100'000, 4});

@@ -78,6 +78,26 @@ TEST(Outbox, LeavesOfferedSegmentsWhereTheyAre) {
   }
 }
 
+TEST(Outbox, SaysUnderWhichLeaseSomethingIsLent) {
+  for (const size_t size : {size_t{100}, size_t{9000}}) {  // gathered, and in pieces
+    const Bytes meta = pattern(16), segment = pattern(size);
+    wire::OutFrame frame;
+    frame.header.flags = wire::kLends;
+    frame.header.request_id = 4;
+    frame.meta = meta;
+    frame.segments = {Buffer::borrowed(segment.data(), size)};
+    frame.lease = 12;
+    ScriptedStream stream;
+    Outbox outbox;
+    outbox.open(stream);
+    EXPECT_EQ(outbox.send(frame), State::kDone);
+    EXPECT_EQ(
+        stream.written(),
+        to_bytes(
+            {.flags = 32, .request_id = 4, .meta = meta, .segments = {segment}, .offer = {12}}));
+  }
+}
+
 TEST(Outbox, WritesFramesAsTheNormSays) {
   for (const Twin& twin : {small_twin(), large_twin(), Twin{}}) {
     for (const bool owned : {true, false}) {

@@ -207,7 +207,7 @@ TEST_F(StrangerTest, AKindThatNobodyHandlesIsAnsweredAndAOneWayOneIsNot) {
 TEST_F(StrangerTest, FlagsThatAreNotKnownAreIgnored) {
   Stranger stranger(endpoint());
   welcome(stranger);
-  stranger.say(RawFrame{.flags = 0xfff0, .request_id = 3});
+  stranger.say(RawFrame{.flags = 0xffd0, .request_id = 3});
   EXPECT_EQ(stranger.hear().value().header.flags, 1);
 }
 

@@ -64,7 +64,7 @@ struct RawFrame {
   std::vector<Bytes> segments = {};    // not padded
   std::vector<uint64_t> lengths = {};  // when they are not the segments' own
   // With flag 8: the addresses of the segments, 0 for those that travel; id, mark's address, mark;
-  // with flag 16 also block, size, descriptor and offset of each.
+  // with flag 16 also block, size, descriptor and offset of each. Last, with flag 32: the lease.
   std::vector<uint64_t> addresses = {};
   std::vector<uint64_t> offer = {};
 

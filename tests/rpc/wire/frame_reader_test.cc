@@ -133,6 +133,27 @@ TEST(FrameReader, SaysWhereOfferedSegmentsLieAndReadsTheOthers) {
   }
 }
 
+TEST(FrameReader, SaysUnderWhichLeaseSomethingIsLent) {
+  RawFrame alone{.flags = 32, .meta = pattern(24), .segments = {pattern(5)}, .offer = {91}};
+  RawFrame offered = offering_frame();
+  offered.flags |= 32;
+  offered.offer.push_back(92);
+  for (const size_t most : {size_t{1}, size_t{1000}}) {
+    Reading reading;
+    reading.feed(stream_of({alone, offered, {.meta = pattern(8)}}), most);
+    ASSERT_EQ(reading.frames().size(), 3u);
+    EXPECT_EQ(reading.frames()[0].lease, 91u);
+    EXPECT_TRUE(same(reading.frames()[0].meta.span(), alone.meta));
+    EXPECT_TRUE(same(reading.frames()[0].segments[0].span(), alone.segments[0]));
+    EXPECT_EQ(reading.frames()[1].lease, 92u);
+    EXPECT_EQ(reading.frames()[1].offer.id, 77u);
+    EXPECT_TRUE(same(reading.frames()[1].meta.span(), offered.meta));
+    EXPECT_EQ(reading.frames()[2].lease, 0u);
+  }
+  alone.offer = {0};
+  EXPECT_TRUE(Reading().error_of(to_bytes(alone))) << "a lease has an id";
+}
+
 constexpr size_t kHandedOver = 1;
 
 // The second segment changes hands; `place`: block, size, descriptor, offset.
@@ -256,7 +277,7 @@ TEST(FrameReader, PaddingMayHoldAnything) {
 }
 
 TEST(FrameReader, KindsAndFlagsItDoesNotKnowAreLeftToTheReceiver) {
-  const RawFrame frame{.kind = 0xff, .flags = 0xfff0, .request_id = 0};
+  const RawFrame frame{.kind = 0xff, .flags = 0xffd0, .request_id = 0};
   Reading reading;
   reading.feed(to_bytes(frame));
   expect_all(reading, {frame});

@@ -12,7 +12,6 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
-#include <farspan/c10d/net/unix_socket.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -57,7 +56,7 @@ void Line::open(std::unique_ptr<transport::Stream> stream) {
     if (state_ == State::kEnded) return;
     stream_ = std::move(stream);
   }
-  attachable_ = net::peer_process(stream_->read_descriptor());
+  attachable_ = stream_->peer_process();
   reactor_.add(shared_from_this());
   State opening = State::kOpening;
   if (!state_.compare_exchange_strong(opening, State::kOpen)) {  // close() came in between
@@ -98,7 +97,7 @@ void Line::end(const Error& why) noexcept {
 void Line::forbid_attach(int error) noexcept {
   if (attachable_.exchange(0) == 0) return;
   log(LogLevel::kInfo, "c10d/backends/cpu",
-      "messages of rank " + std::to_string(peer()) + " come through its socket: its memory " +
+      "messages of rank " + std::to_string(peer()) + " come through its line: its memory " +
           "cannot be read here: " + std::strerror(error));
 }
 
@@ -422,6 +421,7 @@ void Line::drain(Deadline deadline) noexcept {
       if (!has_left_locked()) break;
     }
     flush_own();
+    if (!stream_->expect_room()) continue;
     pollfd room{stream_->write_descriptor(), POLLOUT, 0};
     poll(&room, 1, deadline.poll_ms());
   }

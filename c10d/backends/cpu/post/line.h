@@ -87,6 +87,9 @@ class Line final : public net::Source {
   int write_descriptor() const noexcept override {
     return stream_ ? stream_->write_descriptor() : -1;
   }
+  bool expect_input() noexcept override { return stream_->expect_input(); }
+  void expect_no_input() noexcept override { stream_->expect_no_input(); }
+  bool expect_room() noexcept override { return !stream_ || stream_->expect_room(); }
   bool pump(net::Role& role) noexcept override;
   bool flush() noexcept override;
   bool has_news() const noexcept override {

@@ -10,8 +10,8 @@
 #include <farspan/c10d/backends/cpu/post/waiting.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
+#include <farspan/c10d/transport/shm/shm_transport.h>
 #include <farspan/c10d/transport/tcp/tcp_transport.h>
-#include <farspan/c10d/transport/unix/unix_transport.h>
 
 namespace farspan::dist::cpu {
 namespace {
@@ -45,13 +45,13 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
 
 Post::Post(std::shared_ptr<net::Reactor> reactor, const std::shared_ptr<net::Loop>& loop)
     : reactor_(std::move(reactor)),
-      unix_(transport::make_unix_transport(loop, *reactor_)),
+      shm_(transport::make_shm_transport(loop, *reactor_)),
       tcp_(transport::make_tcp_transport(loop, *reactor_)) {}
 
 PostAddress Post::listen() {
   std::random_device random;
   token_ = (uint64_t{random()} << 32) | random();
-  listener_ = listen_by(*unix_, "");
+  listener_ = listen_by(*shm_, "");
   return {listener_->endpoint(), token_};
 }
 
@@ -169,7 +169,7 @@ std::vector<std::shared_ptr<Line>> Post::all_lines_locked(int rank) const {
 void Post::dial(const std::shared_ptr<Line>& line, int rank,
                 std::function<void(const Error&)> on_failure) {
   const std::string& endpoint = world_.addresses[static_cast<size_t>(rank)].endpoint;
-  transport::Transport& way = unix_->reaches(endpoint) ? *unix_ : *tcp_;
+  transport::Transport& way = shm_->reaches(endpoint) ? *shm_ : *tcp_;
   way.connect(endpoint, Deadline::after(kDialTime),
               [line, on_failure = std::move(on_failure)](
                   std::variant<std::unique_ptr<transport::Stream>, Error> result) {

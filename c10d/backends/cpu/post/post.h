@@ -255,7 +255,7 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   const std::string& name_of(int rank) const;
 
   const std::shared_ptr<net::Reactor> reactor_;
-  const std::unique_ptr<transport::Transport> unix_, tcp_;  // within the host, and to others
+  const std::unique_ptr<transport::Transport> shm_, tcp_;  // within the host, and to others
   std::unique_ptr<transport::Listener> listener_, hosts_listener_;
   uint64_t token_ = 0;
   PostWorld world_;  // constant after open(), before which no line is read

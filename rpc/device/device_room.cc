@@ -1,0 +1,205 @@
+#include <farspan/rpc/device/device_room.h>
+
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/host.h>
+#include <farspan/rpc/device/message_devices.h>
+#include <farspan/rpc/device/streams.h>
+
+namespace farspan {
+namespace {
+
+using device::DeviceMap;
+using device::Place;
+
+// Drawn once: a number of a process that was forked, or started later, is another one.
+const std::string& this_process() {
+  static const std::string name = [] {
+    std::random_device random;
+    return std::to_string(random()) + "-" + std::to_string(random());
+  }();
+  return name;
+}
+
+// Words between spaces; one that is empty is "-".
+std::string word(const std::string& text) { return (text.empty() ? "-" : text) + " "; }
+
+class Words {
+ public:
+  explicit Words(const std::string& text) : text_(text), words_(text) {}
+
+  std::string next() {
+    std::string word;
+    if (!(words_ >> word)) refuse();
+    return word == "-" ? "" : word;
+  }
+  int number(int most) {
+    int value = 0;
+    if (!(words_ >> value) || value < Place::kCpu || value > most) refuse();
+    return value;
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    throw Error(Code::kCorrupt, "no record of devices: '" + text_.substr(0, 80) + "'")
+        .operation("read the store")
+        .advice("is the store used by something else?");
+  }
+
+  const std::string& text_;
+  std::istringstream words_;
+};
+
+constexpr int kMostDevices = 1 << 10, kMostWorkers = 1 << 20;
+
+}  // namespace
+
+std::string DeviceRecord::to_text() const {
+  std::string text = word(kind) + word(host) + word(process) + word(std::to_string(uuids.size()));
+  for (const std::string& uuid : uuids) text += word(uuid);
+  text += word(std::to_string(maps.size()));
+  for (const auto& [worker, map] : maps) {
+    text += word(worker) + word(std::to_string(map.entries().size()));
+    for (const auto& [here, there] : map.entries()) {
+      text += word(std::to_string(here.device)) + word(std::to_string(there.device));
+    }
+  }
+  return text;
+}
+
+DeviceRecord DeviceRecord::from_text(const std::string& text) {
+  DeviceRecord record;
+  Words words(text);
+  record.kind = words.next();
+  record.host = words.next();
+  record.process = words.next();
+  for (int left = words.number(kMostDevices); left > 0; --left) {
+    record.uuids.push_back(words.next());
+  }
+  for (int left = words.number(kMostWorkers); left > 0; --left) {
+    DeviceMap& map = record.maps[words.next()];
+    for (int entries = words.number(kMostDevices); entries > 0; --entries) {
+      const Place here{words.number(kMostDevices)}, there{words.number(kMostDevices)};
+      map.set(here, there);
+    }
+  }
+  return record;
+}
+
+DeviceRecord DeviceRecord::of_this_process(Maps maps) {
+  const auto accelerator = registered_accelerator();
+  DeviceRecord record{"", net::host_id(), this_process(), {}, std::move(maps)};
+  if (!accelerator || !accelerator->devices) return record;
+  record.kind = accelerator->devices->kind();
+  for (int device = 0; device < accelerator->devices->count(); ++device) {
+    record.uuids.push_back(accelerator->devices->uuid(device));
+  }
+  return record;
+}
+
+void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records) {
+  const auto count = [&](int rank) {
+    return static_cast<int>(records[static_cast<size_t>(rank)].uuids.size());
+  };
+  for (const auto& [name, map] : records[static_cast<size_t>(worker.rank())].maps) {
+    map.check(name, count(worker.rank()), count(worker.worker_info(name).rank));
+  }
+  const auto accelerator = registered_accelerator();
+  if (!accelerator) return;
+  if (!accelerator->devices) {
+    return log(LogLevel::kInfo, "device",
+               "tensors travel between processors only: " + accelerator->why_none);
+  }
+  const std::shared_ptr<DeviceRoom> room(new DeviceRoom(worker, *accelerator, std::move(records)));
+  worker.set_device_carrier(room);
+  worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->imports_.forget(self->export_key(rank));
+    self->close_idle_imports();
+  });
+}
+
+DeviceRoom::DeviceRoom(Worker& worker, const Accelerator& accelerator,
+                       std::vector<DeviceRecord> records)
+    : worker_(worker),
+      accelerator_(accelerator),
+      records_(std::move(records)),
+      exports_(*accelerator_.devices),
+      imports_(*accelerator_.devices) {}
+
+std::unique_ptr<MessageDevices> DeviceRoom::open(int peer, MessageWay way) {
+  return std::make_unique<MessageDevicesOf>(shared_from_this(), peer, way);
+}
+
+std::unique_ptr<DeviceStreams> DeviceRoom::use_own_streams() {
+  return std::make_unique<OwnStreams>(accelerator_.type);
+}
+
+const DeviceRecord& DeviceRoom::own() const noexcept {
+  return records_[static_cast<size_t>(worker_.rank())];
+}
+
+const std::string& DeviceRoom::name_of(int rank) const {
+  return worker_.workers()[static_cast<size_t>(rank)].name;
+}
+
+int DeviceRoom::place_there(int peer, MessageWay way, c10::Device here) const {
+  if (!here.is_cpu() && here.type() != accelerator_.type) {
+    throw Error(Code::kInvalidArgument, "a tensor on device " + here.str() + " cannot travel")
+        .advice("move it with .cpu() first");
+  }
+  const Place place{here.is_cpu() ? Place::kCpu : here.index()};
+  const bool asks = way == MessageWay::kRequest;
+  const int caller = asks ? worker_.rank() : peer, callee = asks ? peer : worker_.rank();
+  static const DeviceMap same;
+  const auto& maps = records_[static_cast<size_t>(caller)].maps;
+  const auto found = maps.find(name_of(callee));
+  const DeviceMap& map = found == maps.end() ? same : found->second;
+  const Place there = asks ? map.there(name_of(callee), place) : map.here(name_of(callee), place);
+  const auto count = static_cast<int>(records_[static_cast<size_t>(peer)].uuids.size());
+  if (there.device < count) return there.device;
+  throw Error(Code::kInvalidArgument, "a tensor on " + place.text() + " is to arrive on " +
+                                          there.text() + ", which worker '" + name_of(peer) +
+                                          "' does not have")
+      .advice("add an entry to the device map: options.device_maps[\"" + name_of(callee) +
+              "\"].set(..)");
+}
+
+c10::Device DeviceRoom::device_here(int place) const {
+  if (place == Place::kCpu) return c10::kCPU;
+  const auto count = static_cast<int>(own().uuids.size());
+  if (place >= 0 && place < count) {
+    return {accelerator_.type, static_cast<c10::DeviceIndex>(place)};
+  }
+  throw Error(Code::kCorrupt,
+              "a tensor for device " + std::to_string(place) + " of " + std::to_string(count));
+}
+
+DeviceRoom::Reach DeviceRoom::reach(int peer) const noexcept {
+  const DeviceRecord& other = records_[static_cast<size_t>(peer)];
+  if (other.process == own().process) return Reach::kSameProcess;
+  if (other.host == own().host && other.kind == own().kind) return Reach::kByName;
+  return Reach::kByHost;
+}
+
+void DeviceRoom::close_idle_imports() {
+  if (!looks_.exchange(true)) close_idle_imports_later(worker_.messenger().now());
+}
+
+void DeviceRoom::close_idle_imports_later(TimePoint at) {
+  worker_.messenger().call_at(at, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->looks_.store(false);  // what is opened from now on asks for another look
+    const TimePoint next = self->imports_.close_idle(self->worker_.messenger().now());
+    if (next != TimePoint::max() && !self->looks_.exchange(true)) {
+      self->close_idle_imports_later(next);
+    }
+  });
+}
+
+}  // namespace farspan

@@ -1,0 +1,89 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// DeviceRoom: what a worker knows of accelerators, its own and those of the others.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/device/device_map.h>
+#include <farspan/c10d/device/exports.h>
+#include <farspan/c10d/device/imports.h>
+#include <farspan/rpc/device/accelerator.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan {
+
+// What workers tell each other when they join.
+struct DeviceRecord {
+  using Maps = std::map<std::string, device::DeviceMap>;
+
+  std::string kind;                // "cuda"; empty: none
+  std::string host;                // net::host_id()
+  std::string process;             // the same for workers of one process, and only these
+  std::vector<std::string> uuids;  // of its devices, by their numbers
+  Maps maps;                       // its own, by the worker that it sends to
+
+  static DeviceRecord of_this_process(Maps maps);
+  std::string to_text() const;
+  //   throws  Error kCorrupt
+  static DeviceRecord from_text(const std::string& text);
+};
+
+// Threading: every method from any thread.
+class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_this<DeviceRoom> {
+ public:
+  // How device memory of this worker gets to another one.
+  enum class Reach {
+    kSameProcess,  // copied from where it is
+    kByName,       // opened there, and copied
+    kByHost        // through the processor's memory
+  };
+
+  // Before the worker's first call. Does nothing in a process without an accelerator.
+  //   records  of all workers, by rank
+  //   throws   Error kInvalidArgument: a map of its own names a worker or device that is not there
+  static void install(Worker& worker, std::vector<DeviceRecord> records);
+
+  std::unique_ptr<MessageDevices> open(int peer, MessageWay way) override;
+  std::unique_ptr<DeviceStreams> use_own_streams() override;
+
+  //   throws  Error kInvalidArgument: a device of another kind, or one that is mapped to none
+  int place_there(int peer, MessageWay way, c10::Device here) const;
+  //   throws  Error kCorrupt: there is no such device
+  c10::Device device_here(int place) const;
+  Reach reach(int peer) const noexcept;
+
+  Worker& worker() noexcept { return worker_; }
+  device::Devices& devices() noexcept { return *accelerator_.devices; }
+  device::Exports& exports() noexcept { return exports_; }
+  device::Imports& imports() noexcept { return imports_; }
+  uint64_t next_export() noexcept { return last_export_.fetch_add(1) + 1; }
+  // Under which imports() knows what a worker exports.
+  uint64_t export_key(int peer) const noexcept { return static_cast<uint64_t>(peer); }
+  // Sees to it that what nobody uses any more is closed in time.
+  void close_idle_imports();
+
+ private:
+  DeviceRoom(Worker& worker, const Accelerator& accelerator, std::vector<DeviceRecord> records);
+  const DeviceRecord& own() const noexcept;
+  const std::string& name_of(int rank) const;
+  void close_idle_imports_later(TimePoint at);
+
+  Worker& worker_;
+  const Accelerator accelerator_;
+  const std::vector<DeviceRecord> records_;
+  std::atomic<uint64_t> last_export_{0};
+  std::atomic<bool> looks_{false};  // a timer is set for what is idle
+  device::Exports exports_;
+  device::Imports imports_;
+};
+
+}  // namespace farspan

@@ -1,0 +1,159 @@
+#include <farspan/rpc/device/message_devices.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include <farspan/rpc/device/local_exports.h>
+#include <farspan/rpc/device/streams.h>
+#include <farspan/rpc/worker.h>
+
+namespace farspan {
+namespace {
+
+using device::Export;
+
+void write_name(capnp::Data::Builder out, const device::MemoryName& name) {
+  std::memcpy(out.begin(), name.data(), name.size());
+}
+
+device::MemoryName read_name(capnp::Data::Reader in) {
+  device::MemoryName name;
+  if (in.size() != name.size()) throw Error(Code::kCorrupt, "a name of a wrong length");
+  std::memcpy(name.data(), in.begin(), name.size());
+  return name;
+}
+
+void write_export(const Export& from, schema::DeviceBytes::Builder out) {
+  out.setDevice(static_cast<int16_t>(from.device));
+  out.setRegion(from.region);
+  write_name(out.initMemory(static_cast<unsigned>(from.memory.size())), from.memory);
+  out.setRegionBytes(from.region_bytes);
+  out.setOffset(from.offset);
+  out.setBytes(from.bytes);
+  out.setEvent(from.event);
+  write_name(out.initWritten(static_cast<unsigned>(from.written.size())), from.written);
+}
+
+Export read_export(schema::DeviceBytes::Reader in) {
+  Export from;
+  from.device = in.getDevice();
+  from.region = in.getRegion();
+  from.memory = read_name(in.getMemory());
+  from.region_bytes = in.getRegionBytes();
+  from.offset = in.getOffset();
+  from.bytes = in.getBytes();
+  from.event = in.getEvent();
+  from.written = read_name(in.getWritten());
+  return from;
+}
+
+}  // namespace
+
+// What a message lends. The line keeps it until the receiver has let go.
+class MessageDevicesOf::Lent final : public LentMemory {
+ public:
+  explicit Lent(std::shared_ptr<DeviceRoom> room)
+      : room_(std::move(room)), id_(room_->next_export()) {}
+  ~Lent() override {
+    for (const uint64_t id : local_) LocalExports::all().remove(id);
+    room_->exports().taken(id_);
+  }
+
+  uint64_t id() const noexcept { return id_; }
+  void add_local(uint64_t id) { local_.push_back(id); }
+
+ private:
+  const std::shared_ptr<DeviceRoom> room_;
+  const uint64_t id_;
+  std::vector<uint64_t> local_;
+};
+
+MessageDevicesOf::MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way)
+    : room_(std::move(room)), peer_(peer), way_(way) {}
+
+MessageDevicesOf::~MessageDevicesOf() = default;
+
+MessageDevicesOf::Lent& MessageDevicesOf::lent_exports() {
+  if (!lent_) lent_ = std::make_shared<Lent>(room_);
+  return *lent_;
+}
+
+std::shared_ptr<LentMemory> MessageDevicesOf::lent() { return std::move(lent_); }
+
+int MessageDevicesOf::place_there(at::Device here) { return room_->place_there(peer_, way_, here); }
+
+bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) {
+  const DeviceRoom::Reach reach = room_->reach(peer_);
+  if (reach == DeviceRoom::Reach::kByHost) return false;
+  Lent& lent = lent_exports();
+  const device::Stream stream = current_stream(dense.device());
+  auto owner = std::make_shared<c10::Storage>(dense.storage());
+  const void* const bytes = dense.const_data_ptr();
+  if (reach == DeviceRoom::Reach::kSameProcess) {
+    const device::Event written = room_->exports().make_local(lent.id(), stream, std::move(owner));
+    const uint64_t id = LocalExports::all().add({bytes, dense.nbytes(), written});
+    lent.add_local(id);
+    out.setRegion(id);
+    out.setBytes(dense.nbytes());
+    return true;
+  }
+  const auto made =
+      room_->exports().make(lent.id(), bytes, dense.nbytes(), stream, std::move(owner));
+  if (!made) return false;
+  write_export(*made, out);
+  return true;
+}
+
+Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
+  const device::Stream stream = current_stream(dense.device());
+  Buffer bytes = room_->worker().messenger().allocate(dense.nbytes());
+  room_->devices().copy(stream, bytes.data(), dense.const_data_ptr(), bytes.size());
+  if (!room_->devices().synchronize(stream, room_->worker().deadline_for({}))) {
+    throw Error(Code::kTimeout, "what " + dense.device().str() + " is at was not done in time")
+        .operation("copy a tensor to the host")
+        .advice("raise WorkerOptions::rpc_timeout, or find out what the device is busy with");
+  }
+  return bytes;
+}
+
+at::Device MessageDevicesOf::device_here(int place) {
+  const at::Device device = room_->device_here(place);
+  if (!device.is_cpu()) OwnStreams::use(device);
+  return device;
+}
+
+void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) {
+  if (dense.device().is_cpu()) throw Error(Code::kCorrupt, "device memory is lent to the CPU");
+  const device::Stream stream = current_stream(dense.device());
+  device::Devices& devices = room_->devices();
+  if (from.hasMemory()) {
+    room_->imports().copy(room_->export_key(peer_), read_export(from), dense.mutable_data_ptr(),
+                          stream);
+    room_->close_idle_imports();
+  } else {
+    const auto local = LocalExports::all().find(from.getRegion());
+    if (!local || local->bytes != dense.nbytes() ||
+        room_->reach(peer_) != DeviceRoom::Reach::kSameProcess) {
+      throw Error(Code::kCorrupt, "an export that there is not");
+    }
+    devices.wait(stream, local->written);
+    devices.copy(stream, dense.mutable_data_ptr(), local->memory, local->bytes);
+  }
+  devices.then(stream, [borrowed = borrowed_] {});
+}
+
+void MessageDevicesOf::copy_from_host(const at::Tensor& dense, const Buffer& bytes) {
+  if (dense.device().is_cpu()) {
+    std::memcpy(dense.mutable_data_ptr(), bytes.data(), bytes.size());
+    return;
+  }
+  const device::Stream stream = current_stream(dense.device());
+  // A small segment is a part of its frame, which may go before the stream has come so far.
+  const Buffer kept = bytes.owner() ? bytes : Buffer::copy_of(bytes.span());
+  room_->devices().copy(stream, dense.mutable_data_ptr(), kept.data(), kept.size());
+  room_->devices().then(stream, [kept] {});
+}
+
+}  // namespace farspan

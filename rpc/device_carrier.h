@@ -1,0 +1,75 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// DeviceCarrier: how the room that brings tensors from accelerator to accelerator is seen by rpc,
+// which knows no more of devices than this.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include <farspan/c10d/base/future.h>
+#include <farspan/c10d/values/device_tensors.h>
+
+namespace farspan {
+
+// Whether a message asks, or answers: answers go back to where requests came from.
+enum class MessageWay { kRequest, kReply };
+
+// What a message lends: alive until its receiver has let go of it, or is gone.
+class LentMemory {
+ public:
+  LentMemory() = default;
+  virtual ~LentMemory() { over_.set_value(); }
+  LentMemory(const LentMemory&) = delete;
+  LentMemory& operator=(const LentMemory&) = delete;
+  // Ready when the memory is its owner's again.
+  Future<void> over() const { return over_.future(); }
+
+ private:
+  const Promise<void> over_;
+};
+
+// The tensors of one message.
+class MessageDevices : public DeviceTensors {
+ public:
+  // Of one that was written: what it lends, to be kept until its receiver has copied it; null:
+  // nothing.
+  virtual std::shared_ptr<LentMemory> lent() = 0;
+  // Of one that is to be read: kept until everything it lends has been copied.
+  virtual void keep_until_copied(std::shared_ptr<void> borrowed) = 0;
+};
+
+// Work of devices that a value is still being written by.
+//
+// Threading: every method from any thread.
+class DeviceWork {
+ public:
+  virtual ~DeviceWork() = default;
+  // What the calling thread's current streams are given from now on begins when that work is done.
+  virtual void wait_on_current_streams() = 0;
+};
+
+// The streams that a thread works with for one message: of a pool, not those that others use.
+//
+// Threading: made, used and destroyed by the same thread, on its stack; the innermost one counts.
+class DeviceStreams {
+ public:
+  virtual ~DeviceStreams() = default;
+  // All that they have been given by now. Null: they were not used.
+  //   tensors  what that work is about, so that their memory is not used again before it is done
+  virtual std::shared_ptr<DeviceWork> work_so_far(std::vector<at::Tensor> tensors) = 0;
+};
+
+// Threading: every method from any thread.
+class DeviceCarrier {
+ public:
+  virtual ~DeviceCarrier() = default;
+  virtual std::unique_ptr<MessageDevices> open(int peer, MessageWay way) = 0;
+  // From now on, and until it is destroyed, devices that open()ed messages use have streams of
+  // their own.
+  virtual std::unique_ptr<DeviceStreams> use_own_streams() = 0;
+};
+
+}  // namespace farspan

@@ -1,0 +1,171 @@
+// The rules under test: rpc/agent/leases.h; and WIRE.md, "Leases", between two agents.
+#include <farspan/rpc/agent/leases.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "support/agents.h"
+#include "support/errors.h"
+#include "support/eventually.h"
+
+namespace farspan::testing {
+namespace {
+
+using agent::Leases;
+using agent::Messenger;
+using agent::Request;
+using std::chrono::milliseconds;
+
+// Something that is lent, and whether anybody has it still.
+struct Thing {
+  std::shared_ptr<int> what = std::make_shared<int>(1);
+  std::weak_ptr<int> seen = what;
+
+  std::shared_ptr<int> give() { return std::exchange(what, nullptr); }
+  bool is_kept() const { return !seen.expired(); }
+};
+
+wire::OutFrame frame_with(Thing& thing) {
+  wire::OutFrame frame;
+  frame.lent = thing.give();
+  return frame;
+}
+
+TEST(Leases, KeepWhatAFrameLendsUntilTheyEnd) {
+  Leases leases;
+  Thing first, second;
+  uint64_t ids[2];
+  for (int i = 0; i < 2; ++i) {
+    wire::OutFrame frame = frame_with(i == 0 ? first : second);
+    ids[i] = leases.make(frame);
+    EXPECT_EQ(frame.lease, ids[i]);
+    EXPECT_TRUE(frame.header.flags & wire::kLends);
+  }
+  EXPECT_NE(ids[0], ids[1]);
+  EXPECT_EQ(leases.count(), 2u);
+  leases.end(ids[1]);
+  leases.end(ids[1]);  // no such lease
+  EXPECT_TRUE(first.is_kept());
+  EXPECT_FALSE(second.is_kept());
+  EXPECT_EQ(leases.count(), 1u);
+  leases.close();
+  EXPECT_FALSE(first.is_kept());
+  EXPECT_EQ(leases.count(), 0u);
+}
+
+TEST(Leases, AFrameThatLendsNothingHasNone) {
+  Leases leases;
+  wire::OutFrame frame;
+  EXPECT_EQ(leases.make(frame), 0u);
+  EXPECT_EQ(frame.header.flags, 0u);
+}
+
+TEST(Leases, NoneIsMadeAfterTheEnd) {
+  Leases leases;
+  leases.close();
+  Thing thing;
+  {
+    wire::OutFrame frame = frame_with(thing);
+    EXPECT_EQ(leases.make(frame), 0u);
+    EXPECT_EQ(frame.header.flags, 0u);
+  }
+  EXPECT_FALSE(thing.is_kept());
+}
+
+TEST(Leases, OfRequestsThatNeverLeaveEnd) {
+  Leases leases;
+  Thing left, unsent;
+  wire::OutFrame one = frame_with(left), other = frame_with(unsent);
+  leases.belongs_to(7, leases.make(one));
+  leases.belongs_to(8, leases.make(other));
+  one.lent = other.lent = nullptr;
+  const uint64_t gone[] = {8, 9};
+  leases.end_unsent(gone);
+  EXPECT_TRUE(left.is_kept());
+  EXPECT_FALSE(unsent.is_kept());
+}
+
+class LentByAgents : public ::testing::Test {
+ protected:
+  // Rank 1 hands what comes to `serve`.
+  void on_request(Messenger::Handler serve) {
+    agents_[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, std::move(serve));
+  }
+  Future<wire::InFrame> lend(Thing& thing, milliseconds timeout = milliseconds(30'000)) {
+    auto answer = std::make_shared<Answer>();
+    auto future = answer->future();
+    wire::OutFrame frame = frame_with(thing);
+    agents_[0].call(1, frame, Deadline::in(timeout), std::move(answer), false);
+    return future;
+  }
+
+  Agents agents_{{.count = 2, .transport = "unix"}};
+};
+
+TEST_F(LentByAgents, IsKeptWhileTheReceiverHasTheFrameOrWhatItBorrowed) {
+  std::shared_ptr<void> borrowed;
+  on_request([&](Request request) {
+    borrowed = request.frame().borrowed;
+    request.reply({});
+  });
+  Thing thing;
+  lend(thing).wait();
+  std::this_thread::sleep_for(milliseconds(20));  // for what must not happen
+  EXPECT_TRUE(thing.is_kept());
+  borrowed = nullptr;
+  EXPECT_TRUE(eventually([&] { return !thing.is_kept(); }));
+}
+
+TEST_F(LentByAgents, IsReleasedByAFrameThatNobodyLooksInto) {
+  Thing refused, dropped;
+  EXPECT_THROW(lend(refused).wait(), Error);  // no handler yet
+  EXPECT_TRUE(eventually([&] { return !refused.is_kept(); }));
+  on_request([](const Request&) {});
+  EXPECT_EQ(code_of([&] { lend(dropped).wait(); }), Code::kCancelled);
+  EXPECT_TRUE(eventually([&] { return !dropped.is_kept(); }));
+}
+
+TEST_F(LentByAgents, IsKeptAfterItsCallHasExpired) {
+  Promise<void> go;
+  on_request([&](const Request&) { go.future().wait(); });
+  Thing thing;
+  EXPECT_THROW(lend(thing, milliseconds(30)).wait(), Error);
+  EXPECT_TRUE(thing.is_kept()) << "a device may be about to read it";
+  go.set_value();
+  EXPECT_TRUE(eventually([&] { return !thing.is_kept(); }));
+}
+
+TEST_F(LentByAgents, WithAnAnswerIsKeptUntilTheCallerHasLetGo) {
+  Thing thing;
+  on_request([&](Request request) { request.reply({}, {}, thing.give()); });
+  std::optional<wire::InFrame> reply;
+  {
+    auto answer = std::make_shared<Answer>();
+    auto future = answer->future();
+    wire::OutFrame frame;
+    agents_[0].call(1, frame, Deadline::in(milliseconds(30'000)), std::move(answer), false);
+    reply = future.wait();
+  }
+  EXPECT_TRUE(thing.is_kept());
+  reply.reset();
+  EXPECT_TRUE(eventually([&] { return !thing.is_kept(); }));
+}
+
+TEST_F(LentByAgents, IsReleasedAtTheEndOfTheLine) {
+  Promise<void> go;
+  on_request([&](const Request&) { go.future().wait(); });
+  Thing thing;
+  auto answer = lend(thing);
+  EXPECT_TRUE(eventually([&] { return agents_[1].counters().calls_received > 0; }));
+  go.set_value();
+  agents_[1].stop();
+  EXPECT_TRUE(eventually([&] { return !thing.is_kept(); }));
+}
+
+}  // namespace
+}  // namespace farspan::testing
