@@ -20,7 +20,10 @@ Buffer CallScope::allocate(size_t bytes) { return worker_.messenger().allocate(b
 
 DeviceTensors* CallScope::device_tensors() {
   DeviceCarrier* const carrier = worker_.device_carrier();
-  if (!devices_ && carrier) devices_ = carrier->open(peer_, way_);
+  if (!devices_ && carrier) {
+    devices_ = carrier->open(peer_, way_);
+    devices_->set_deadline(deadline_);
+  }
   return devices_.get();
 }
 

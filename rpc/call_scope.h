@@ -49,11 +49,14 @@ class CallScope final : public ValueScope {
   // of this one.
   std::shared_ptr<LentMemory> lent() { return devices_ ? devices_->lent() : nullptr; }
   void borrow(std::shared_ptr<void> borrowed);
+  // At most so long it waits for devices; never, unless this was called.
+  void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }
 
  private:
   Worker& worker_;
   const int peer_;
   const MessageWay way_;
+  Deadline deadline_;
   std::unique_ptr<MessageDevices> devices_;
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;

@@ -6,11 +6,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/values/device_tensors.h>
+#include <farspan/rpc/wire/frame.h>
 
 namespace farspan {
 
@@ -18,22 +20,34 @@ namespace farspan {
 enum class MessageWay { kRequest, kReply };
 
 // What a message lends: alive until its receiver has let go of it, or is gone.
-class LentMemory {
+class LentMemory : public wire::Lent {
  public:
   LentMemory() = default;
-  virtual ~LentMemory() { over_.set_value(); }
+  ~LentMemory() override {
+    if (lost_.load()) {
+      over_.set_error(Error(Code::kDisconnected,
+                            "the line ended before the other worker's devices had copied all"));
+    } else {
+      over_.set_value();
+    }
+  }
+  void line_ended() noexcept final { lost_.store(true); }
   LentMemory(const LentMemory&) = delete;
   LentMemory& operator=(const LentMemory&) = delete;
-  // Ready when the memory is its owner's again.
+  // Ready when the memory is its owner's again. kDisconnected: the line has ended, and nobody knows
+  // whether the other worker still reads it.
   Future<void> over() const { return over_.future(); }
 
  private:
   const Promise<void> over_;
+  std::atomic<bool> lost_{false};
 };
 
 // The tensors of one message.
 class MessageDevices : public DeviceTensors {
  public:
+  // At most so long it waits for devices.
+  virtual void set_deadline(Deadline deadline) = 0;
   // Of one that was written: what it lends, to be kept until its receiver has copied it; null:
   // nothing.
   virtual std::shared_ptr<LentMemory> lent() = 0;

@@ -137,6 +137,7 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
   std::vector<Buffer> segments;
   tensors_.clear();  // one that the function returns is not shared with its arguments any more
   CallScope values(*worker_, request_.from(), MessageWay::kReply);
+  values.set_deadline(request_.deadline());
   Writer writer(segments, &values);
   auto answer = builder.init_root<schema::Return>();
   guard_write([&] {

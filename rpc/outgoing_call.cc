@@ -51,11 +51,19 @@ void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
                 "the answer came, but its devices have not copied the arguments in time"));
     });
   }
-  lent_->over.on_ready([self, timer, held = std::make_shared<wire::InFrame>(std::move(reply))] {
-    if (self->lent_->is_told.exchange(true)) return;
-    if (timer != 0) self->worker_->messenger().cancel(timer);
-    self->take_reply(*held);
-  });
+  // As for a call that has none: its peer must give signs of life.
+  std::shared_ptr<const void> watch;
+  if (timer == 0) watch = worker_->messenger().watch(peer_);
+  lent_->over.on_ready(
+      [self, timer, watch, held = std::make_shared<wire::InFrame>(std::move(reply))] {
+        if (self->lent_->is_told.exchange(true)) return;
+        if (timer != 0) self->worker_->messenger().cancel(timer);
+        if (self->lent_->over.has_error()) {
+          self->on_error(self->lent_->over.error());
+        } else {
+          self->take_reply(*held);
+        }
+      });
 }
 
 void PendingResult::take_reply(wire::InFrame& reply) noexcept {
@@ -78,7 +86,7 @@ void PendingResult::take_reply(wire::InFrame& reply) noexcept {
 
 void PendingResult::read_return(wire::InFrame& reply) {
   CurrentWorker current(*worker_);
-  const auto streams = own_streams(*worker_);
+  auto streams = own_streams(*worker_);
   guard_read([&] {
     MetaReader message(reply.meta.span());
     const auto answer = message.root<schema::Return>();
@@ -92,6 +100,7 @@ void PendingResult::read_return(wire::InFrame& reply) {
     const auto values = answer.getPayload().getValues();
     if (values.size() != 1) throw Error(Code::kCorrupt, "an answer without a value");
     if (streams) device_work_ = streams->work_so_far({tensors.begin(), tensors.end()});
+    streams.reset();  // what runs because of the answer has streams of its own
     Reader reader(tensors, reply.segments, &scope);
     accept(values[0], reader);
   });
@@ -105,6 +114,7 @@ void PendingResult::refuse_return(wire::InFrame& reply, size_t changed_tensor) {
                  .advice("wait for the call before you change it, or pass its clone()")));
   CurrentWorker current(*worker_);
   try {
+    const auto streams = own_streams(*worker_);
     guard_read([&] {
       MetaReader message(reply.meta.span());
       const auto payload = message.root<schema::Return>().getPayload();
@@ -172,6 +182,8 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   if (Interceptor* interceptor = worker_.interceptor()) {
     result->scope_ = interceptor->before_request(to_, writer_.tensors(), extensions);
   }
+  const Deadline deadline = worker_.deadline_for(options);
+  scope_.set_deadline(deadline);
   guard_write([&] {
     if (!extensions.empty()) write_extensions(call_, extensions);
     write_tensors(call_.getPayload(), writer_, Bulk::kShare, &result->borrowed_);
@@ -182,7 +194,6 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   frame.header.kind = kind_;
   frame.header.chain = agent::current_call().chain;
   frame.segments = std::move(segments_);
-  const Deadline deadline = worker_.deadline_for(options);
   if (auto lent = scope_.lent()) {
     result->lent_ = std::make_unique<PendingResult::Lent>(lent->over(), result, deadline);
     frame.lent = std::move(lent);

@@ -239,10 +239,14 @@ class Promise {
   // Passes on what a ready future holds.
   bool take(const Future<T>& done) const {
     if (done.has_error()) return set_error(done.error());
-    if constexpr (std::is_void_v<T>) {
-      return set_value();
-    } else {
-      return set_value(done.value());
+    try {
+      if constexpr (std::is_void_v<T>) {
+        return set_value();
+      } else {
+        return set_value(done.value());
+      }
+    } catch (...) {  // a device that has failed, or a value that cannot be copied
+      return set_exception(std::current_exception());
     }
   }
 

@@ -38,7 +38,12 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
     if (!kept.staged.memory) return std::nullopt;
   }
   try {
-    kept.event = rested_event(stream.device);
+    if (kept.staged.memory) kept.event = event_of_block(kept.staged.memory);
+    if (kept.event.event) {
+      devices_.wait(stream, kept.event.event);
+    } else {
+      kept.event = rested_event(stream.device);
+    }
     if (kept.staged.memory) {
       devices_.copy(stream, kept.staged.memory, memory, bytes);
       memory = kept.staged.memory;
@@ -81,8 +86,18 @@ Event Exports::make_local(uint64_t id, Stream stream, std::shared_ptr<void> owne
 }
 
 void Exports::rest_locked(const Kept& kept) noexcept {
-  if (kept.event.event) at_rest_[kept.device].push_back(kept.event);
-  if (kept.staged.memory) staging_.give_back(kept.staged);
+  if (kept.staged.memory) {
+    if (kept.event.event) staged_by_[kept.staged.memory] = kept.event;
+    staging_.give_back(kept.staged);
+  } else if (kept.event.event) {
+    at_rest_[kept.device].push_back(kept.event);
+  }
+}
+
+Exports::Named Exports::event_of_block(std::byte* memory) {
+  MutexLock lock(mutex_);
+  const auto found = staged_by_.extract(memory);
+  return found.empty() ? Named{} : found.mapped();
 }
 
 void Exports::taken(uint64_t id) noexcept {
@@ -99,8 +114,10 @@ void Exports::taken(uint64_t id) noexcept {
 void Exports::close() noexcept {
   std::unordered_multimap<uint64_t, Kept> kept;
   std::unordered_map<int, std::vector<Named>> at_rest;
+  std::unordered_map<std::byte*, Named> staged_by;
   {
     MutexLock lock(mutex_);
+    staged_by.swap(staged_by_);
     kept.swap(kept_);
     at_rest.swap(at_rest_);
   }
@@ -108,6 +125,7 @@ void Exports::close() noexcept {
     devices_.end_event(one.event.event);
     if (one.staged.memory) staging_.give_back(one.staged);
   }
+  for (const auto& [memory, event] : staged_by) devices_.end_event(event.event);
   for (const auto& [device, events] : at_rest) {
     for (const Named& event : events) devices_.end_event(event.event);
   }
@@ -125,7 +143,7 @@ uint64_t Exports::staged() const {
 
 size_t Exports::events() const {
   MutexLock lock(mutex_);
-  size_t count = kept_.size();
+  size_t count = kept_.size() + staged_by_.size();
   for (const auto& [device, events] : at_rest_) count += events.size();
   return count;
 }

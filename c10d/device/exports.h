@@ -78,6 +78,7 @@ class Exports {
     Staging::Block staged;
   };
   Named rested_event(int device);
+  Named event_of_block(std::byte* memory);
   void rest_locked(const Kept& kept) noexcept FARSPAN_REQUIRES(mutex_);
 
   Devices& devices_;
@@ -87,6 +88,9 @@ class Exports {
   uint64_t last_event_ FARSPAN_GUARDED_BY(mutex_) = 0;
   std::unordered_multimap<uint64_t, Kept> kept_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_map<int, std::vector<Named>> at_rest_ FARSPAN_GUARDED_BY(mutex_);  // by device
+  // Behind the last copy into a block that is at rest, which may not have been done yet: nobody may
+  // have waited for it.
+  std::unordered_map<std::byte*, Named> staged_by_ FARSPAN_GUARDED_BY(mutex_);
 };
 
 }  // namespace farspan::device

@@ -128,15 +128,20 @@ class TensorReader {
                          uint64_t bytes) {
     const at::Device device = devices().device_here(desc.getDevice());
     const at::DimVector strides = desc.hasStrides() ? read_strides(desc, shape) : at::DimVector();
+    const Buffer* segment = nullptr;  // all is checked before memory is taken
+    if (desc.hasLent()) {
+      if (desc.getLent().getBytes() != bytes) corrupt("lent bytes that do not fit its shape");
+    } else if (shape.numel > 0) {
+      segment = &take_segment(desc.getSegment(), bytes);
+    }
     const auto options = at::TensorOptions(dtype).device(device);
     const at::Tensor tensor = strides.empty() ? at::empty(shape.sizes, options)
                                               : at::empty_strided(shape.sizes, strides, options);
     if (shape.numel == 0) return tensor;
-    if (desc.hasLent()) {
-      if (desc.getLent().getBytes() != bytes) corrupt("lent bytes that do not fit its shape");
-      devices().borrow(tensor, desc.getLent());
+    if (segment) {
+      devices().copy_from_host(tensor, *segment);
     } else {
-      devices().copy_from_host(tensor, take_segment(desc.getSegment(), bytes));
+      devices().borrow(tensor, desc.getLent());
     }
     return tensor;
   }
@@ -165,8 +170,9 @@ class TensorReader {
     if (parts.size() != 2 && parts.size() != 3) corrupt("a wrong number of sparse parts");
     c10::SmallVector<at::Tensor, 3> made;
     for (const auto part : parts) {
-      if (part.getLayout() != Layout::STRIDED || part.hasStrides()) {
-        corrupt("sparse parts that are not row-major");
+      const bool is_here = part.getDevice() == DeviceTensors::kCpu && !part.hasLent();
+      if (part.getLayout() != Layout::STRIDED || part.hasStrides() || !is_here) {
+        corrupt("sparse parts that are not row-major, or on a device");
       }
       made.push_back(read_strided(part));
     }

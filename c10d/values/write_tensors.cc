@@ -112,8 +112,26 @@ class TensorWriter {
     const c10::AutoGradMode no_grad(false);
     at::Tensor plain = tensor._is_zerotensor() ? tensor.clone() : tensor;
     plain = plain.resolve_conj().resolve_neg().contiguous();
-    if (!plain.device().is_cpu()) return write_device(plain, out);
+    if (!plain.device().is_cpu()) return void(write_device(plain, out));
     write_own(std::move(plain), out);
+  }
+
+  // One that nobody else has.
+  void write_own(at::Tensor plain, schema::TensorDesc::Builder out) {
+    auto owner = std::make_shared<at::Tensor>(std::move(plain));
+    out.setSegment(static_cast<uint32_t>(segments_.size()));
+    segments_.emplace_back(const_cast<std::byte*>(bytes_of(*owner)), owner->nbytes(), owner);
+  }
+
+  // Whether its bytes stay where they are.
+  bool write_device(const at::Tensor& dense, schema::TensorDesc::Builder out) {
+    if (out.getDevice() != DeviceTensors::kCpu) {
+      if (devices_->lend(dense, out.initLent())) return true;
+      out.disownLent();
+    }
+    out.setSegment(static_cast<uint32_t>(segments_.size()));
+    segments_.push_back(devices_->copy_to_host(dense));
+    return false;
   }
 
   // One that nobody else has.
@@ -142,7 +160,9 @@ class TensorWriter {
       refuse("a tensor whose storage was resized away", "pass it before its storage is freed");
     }
     if (!tensor.device().is_cpu()) {
-      return write_device(others_have(tensor) ? tensor.detach().clone() : tensor, out);
+      if (others_have(tensor)) return void(write_device(tensor.detach().clone(), out));
+      shared_ = write_device(tensor, out);
+      return;
     }
     const std::byte* bytes = bytes_of(tensor);
     out.setSegment(static_cast<uint32_t>(segments_.size()));
@@ -209,8 +229,11 @@ class TensorWriter {
       if (part.numel() == 0) continue;
       if (part.device().is_cpu() && part.is_contiguous()) {
         write_strided(part, part_out);
+      } else if (part.device().is_cpu()) {
+        write_own(part.contiguous(), part_out);
       } else {
-        write_own(part.cpu().contiguous(), part_out);
+        part_out.setSegment(static_cast<uint32_t>(segments_.size()));
+        segments_.push_back(devices_->copy_to_host(part.contiguous()));
       }
     }
   }

@@ -222,7 +222,8 @@ bool Connection::flush() noexcept {
   return state == Outbox::State::kLeft;
 }
 
-// Who was offered something may still ask for it, and who was lent something read it.
+// Who was offered something may still ask for it, and what was lent may still be read, at either
+// end.
 void Connection::drain(Deadline deadline) {
   while (is_open() && !deadline.expired()) {
     flush();
@@ -230,7 +231,7 @@ void Connection::drain(Deadline deadline) {
       if (!stream_->expect_room()) continue;
       pollfd room{stream_->write_descriptor(), POLLOUT, 0};
       poll(&room, 1, deadline.poll_ms());
-    } else if (offers_.count() > 0 || leases_.count() > 0) {
+    } else if (offers_.count() > 0 || leases_.count() > 0 || borrowed_->load() > 0) {
       std::this_thread::sleep_for(kLookForReaders);
     } else {
       return;

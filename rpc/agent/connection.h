@@ -225,6 +225,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   Outbox outbox_;
   Offers offers_;
   Leases leases_;
+  const std::shared_ptr<std::atomic<int>> borrowed_ = std::make_shared<std::atomic<int>>(0);
   Asked asked_;
   std::atomic<uint64_t> number_;
   std::atomic<bool> may_offer_{false};      // as far as is known; its setting releases open()'s

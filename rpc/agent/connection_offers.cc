@@ -202,24 +202,28 @@ void Connection::on_offer(wire::InFrame&& frame) {
 // Whoever lets go of it last tells the peer, on any thread.
 class Connection::Borrowed {
  public:
-  Borrowed(std::weak_ptr<net::Source> line, uint64_t lease)
-      : line_(std::move(line)), lease_(lease) {}
+  Borrowed(Connection& line, uint64_t lease)
+      : line_(line.weak_from_this()), count_(line.borrowed_), lease_(lease) {
+    count_->fetch_add(1);
+  }
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
   ~Borrowed() {
-    const auto strong = line_.lock();
-    if (!strong) return;
-    auto& line = static_cast<Connection&>(*strong);
-    if (line.is_open()) line.send_about_offer(wire::Kind::kReleased, lease_, 0);
+    if (const auto strong = line_.lock()) {
+      auto& line = static_cast<Connection&>(*strong);
+      if (line.is_open()) line.send_about_offer(wire::Kind::kReleased, lease_, 0);
+    }
+    count_->fetch_sub(1);
   }
 
  private:
   const std::weak_ptr<net::Source> line_;
+  const std::shared_ptr<std::atomic<int>> count_;
   const uint64_t lease_;
 };
 
 std::shared_ptr<void> Connection::borrow(uint64_t lease) {
-  return std::make_shared<Borrowed>(weak_from_this(), lease);
+  return std::make_shared<Borrowed>(*this, lease);
 }
 
 void Connection::on_ask(uint64_t id, uint64_t error) {

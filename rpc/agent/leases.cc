@@ -44,10 +44,13 @@ void Leases::end_unsent(std::span<const uint64_t> requests) noexcept {
 
 void Leases::close() noexcept {
   All ended;
-  MutexLock lock(mutex_);
-  closed_ = true;
-  ended.swap(lent_);
-  count_.store(0);
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    ended.swap(lent_);
+    count_.store(0);
+  }
+  for (auto& [id, lent] : ended) lent.what->line_ended();
 }
 
 }  // namespace farspan::agent

@@ -33,14 +33,14 @@ class Leases {
   void end(uint64_t id) noexcept;
   // Nothing of these requests will ever leave.
   void end_unsent(std::span<const uint64_t> requests) noexcept;
-  // Ends all; later ones are not made.
+  // The line has ended, and with it all leases; later ones are not made.
   void close() noexcept;
 
   size_t count() const noexcept { return count_.load(); }
 
  private:
   struct Lent {
-    std::shared_ptr<void> what;
+    std::shared_ptr<wire::Lent> what;
     uint64_t request = 0;
   };
   using All = std::unordered_map<uint64_t, Lent>;

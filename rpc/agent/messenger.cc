@@ -20,7 +20,7 @@ Request::~Request() {
 }
 
 void Request::reply(std::span<const std::byte> meta, std::vector<Buffer> segments,
-                    std::shared_ptr<void> lent) {
+                    std::shared_ptr<wire::Lent> lent) {
   wire::OutFrame frame;
   frame.header.flags = wire::kReply;
   frame.meta = meta;

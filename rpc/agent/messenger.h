@@ -74,7 +74,7 @@ class Request {
   //   meta, segments  borrowed until it returns, unless they have an owner
   //   lent            what they refer to: kept until the caller has let go of it
   void reply(std::span<const std::byte> meta, std::vector<Buffer> segments = {},
-             std::shared_ptr<void> lent = nullptr);
+             std::shared_ptr<wire::Lent> lent = nullptr);
   void fail(const Error& error);
 
  private:

@@ -1,5 +1,6 @@
 #include <farspan/rpc/device/device_room.h>
 
+#include <algorithm>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -24,8 +25,9 @@ const std::string& this_process() {
   return name;
 }
 
-// Words between spaces; one that is empty is "-".
-std::string word(const std::string& text) { return (text.empty() ? "-" : text) + " "; }
+// Words between spaces. For one that is empty stands what is in no name.
+constexpr char kEmpty[] = "~";
+std::string word(const std::string& text) { return (text.empty() ? kEmpty : text) + " "; }
 
 class Words {
  public:
@@ -34,7 +36,7 @@ class Words {
   std::string next() {
     std::string word;
     if (!(words_ >> word)) refuse();
-    return word == "-" ? "" : word;
+    return word == kEmpty ? "" : word;
   }
   int number(int most) {
     int value = 0;
@@ -90,6 +92,14 @@ DeviceRecord DeviceRecord::from_text(const std::string& text) {
 }
 
 DeviceRecord DeviceRecord::of_this_process(Maps maps) {
+  for (const auto& [worker, map] : maps) {
+    for (const auto& [here, there] : map.entries()) {
+      if (std::max(here.device, there.device) <= kMostDevices) continue;
+      throw Error(Code::kInvalidArgument, here.text() + " to " + there.text() + ", for worker '" +
+                                              worker + "': there is no such device")
+          .operation("init_rpc");
+    }
+  }
   const auto accelerator = registered_accelerator();
   DeviceRecord record{"", net::host_id(), this_process(), {}, std::move(maps)};
   if (!accelerator || !accelerator->devices) return record;
@@ -105,7 +115,16 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records) {
     return static_cast<int>(records[static_cast<size_t>(rank)].uuids.size());
   };
   for (const auto& [name, map] : records[static_cast<size_t>(worker.rank())].maps) {
-    map.check(name, count(worker.rank()), count(worker.worker_info(name).rank));
+    const int here = count(worker.rank()), there = count(worker.worker_info(name).rank);
+    map.check(name, here, there);
+    // Who has no devices knows nothing of maps, and would answer without one.
+    if (!map.is_default() && (here == 0 || there == 0)) {
+      throw Error(Code::kInvalidArgument, "device_maps has an entry for worker '" + name +
+                                              "', and " + (here == 0 ? "this worker" : "that one") +
+                                              " has no devices")
+          .operation("init_rpc")
+          .advice("leave it out, and move tensors with .cpu() and .to(device)");
+    }
   }
   const auto accelerator = registered_accelerator();
   if (!accelerator) return;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 
@@ -18,6 +19,7 @@ struct LocalExport {
   const void* memory = nullptr;
   size_t bytes = 0;
   device::Event written = nullptr;
+  std::weak_ptr<void> lent;  // keeps both
 };
 
 // Threading: every method from any thread.

@@ -93,7 +93,7 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
   const void* const bytes = dense.const_data_ptr();
   if (reach == DeviceRoom::Reach::kSameProcess) {
     const device::Event written = room_->exports().make_local(lent.id(), stream, std::move(owner));
-    const uint64_t id = LocalExports::all().add({bytes, dense.nbytes(), written});
+    const uint64_t id = LocalExports::all().add({bytes, dense.nbytes(), written, lent_});
     lent.add_local(id);
     out.setRegion(id);
     out.setBytes(dense.nbytes());
@@ -108,12 +108,21 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
   const device::Stream stream = current_stream(dense.device());
-  Buffer bytes = room_->worker().messenger().allocate(dense.nbytes());
-  room_->devices().copy(stream, bytes.data(), dense.const_data_ptr(), bytes.size());
-  if (!room_->devices().synchronize(stream, room_->worker().deadline_for({}))) {
+  device::Devices& devices = room_->devices();
+  const auto wait = [&] {
+    if (devices.synchronize(stream, deadline_)) return;
     throw Error(Code::kTimeout, "what " + dense.device().str() + " is at was not done in time")
         .operation("copy a tensor to the host")
-        .advice("raise WorkerOptions::rpc_timeout, or find out what the device is busy with");
+        .advice("find out what the device is busy with, or give the call more time");
+  };
+  wait();  // so that the copy is done at once, and a deadline holds for what comes before it
+  Buffer bytes = room_->worker().messenger().allocate(dense.nbytes());
+  devices.copy(stream, bytes.data(), dense.const_data_ptr(), bytes.size());
+  try {
+    wait();
+  } catch (...) {
+    devices.then(stream, [bytes] {});  // the device may write there still
+    throw;
   }
   return bytes;
 }
@@ -134,12 +143,18 @@ void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Read
     room_->close_idle_imports();
   } else {
     const auto local = LocalExports::all().find(from.getRegion());
-    if (!local || local->bytes != dense.nbytes() ||
+    auto lent = local ? local->lent.lock() : nullptr;
+    if (!lent || local->bytes != dense.nbytes() ||
         room_->reach(peer_) != DeviceRoom::Reach::kSameProcess) {
       throw Error(Code::kCorrupt, "an export that there is not");
     }
     devices.wait(stream, local->written);
     devices.copy(stream, dense.mutable_data_ptr(), local->memory, local->bytes);
+    // The last one to let go of it must be no thread of the driver's.
+    const std::weak_ptr<agent::Messenger> messenger = room_->worker().share_messenger();
+    devices.then(stream, [lent = std::move(lent), messenger] {
+      if (const auto here = messenger.lock()) here->run([lent] {});
+    });
   }
   devices.then(stream, [borrowed = borrowed_] {});
 }

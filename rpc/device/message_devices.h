@@ -15,6 +15,7 @@ class MessageDevicesOf final : public MessageDevices {
   MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way);
   ~MessageDevicesOf() override;
 
+  void set_deadline(Deadline deadline) override { deadline_ = deadline; }
   int place_there(at::Device here) override;
   bool lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) override;
   Buffer copy_to_host(const at::Tensor& dense) override;
@@ -33,6 +34,7 @@ class MessageDevicesOf final : public MessageDevices {
   const std::shared_ptr<DeviceRoom> room_;
   const int peer_;
   const MessageWay way_;
+  Deadline deadline_;
   std::shared_ptr<Lent> lent_;
   std::shared_ptr<void> borrowed_;
 };

@@ -42,6 +42,26 @@ class RecordedWork final : public DeviceWork {
   std::vector<std::pair<void*, c10::DeviceIndex>> events_;
 };
 
+// What has memory on a device of a tensor.
+void add_dense(std::vector<at::Tensor>& dense, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_cpu()) return;
+  switch (tensor.layout()) {
+    case at::kSparse:
+      dense.insert(dense.end(), {tensor._indices(), tensor._values()});
+      break;
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      dense.insert(dense.end(), {tensor.crow_indices(), tensor.col_indices(), tensor.values()});
+      break;
+    case at::kSparseCsc:
+    case at::kSparseBsc:
+      dense.insert(dense.end(), {tensor.ccol_indices(), tensor.row_indices(), tensor.values()});
+      break;
+    default:
+      if (tensor.has_storage()) dense.push_back(tensor);
+  }
+}
+
 }  // namespace
 
 device::Stream current_stream(c10::Device device) {
@@ -69,7 +89,9 @@ void OwnStreams::use(c10::Device device) {
 
 std::shared_ptr<DeviceWork> OwnStreams::work_so_far(std::vector<at::Tensor> tensors) {
   if (used_.empty()) return nullptr;
-  auto work = std::make_shared<RecordedWork>(type_, std::move(tensors));
+  std::vector<at::Tensor> dense;
+  for (const at::Tensor& tensor : tensors) add_dense(dense, tensor);
+  auto work = std::make_shared<RecordedWork>(type_, std::move(dense));
   for (const Used& used : used_) work->add(used.own);
   return work;
 }

@@ -109,6 +109,7 @@ struct Record {
 std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& options) {
   const Deadline deadline = Deadline::in(options.init_timeout);
   Registry::global().check();
+  for (const auto& [callee, map] : options.device_maps) check_name(callee);
   for (const std::string& note : Registry::global().notes()) log(LogLevel::kInfo, "call", note);
   const dist::Rendezvous job = meeting_place(options);
   const std::string generation =

@@ -86,6 +86,14 @@ static_assert(sizeof(PieceHeader) == 16);
 
 constexpr uint64_t padded(uint64_t bytes) noexcept { return (bytes + 7) & ~uint64_t{7}; }
 
+// What a frame refers to beside its bytes. It lives until the receiver has let go of it.
+class Lent {
+ public:
+  virtual ~Lent() = default;
+  // The line has ended, and it goes now: nobody knows whether the receiver still uses it.
+  virtual void line_ended() noexcept {}
+};
+
 // A frame to be sent. Meta and segments without an owner are borrowed until send() returns; those
 // with one may be kept until they are written.
 struct OutFrame {
@@ -95,7 +103,7 @@ struct OutFrame {
   Offer offer;                          // with kOffered
   uint64_t offered_from = UINT64_MAX;   // segments that have an owner and are so large are offered
   std::vector<HandedOver> handed_over;  // with kHandsOver: as many as segments
-  std::shared_ptr<void> lent;           // kept until the receiver says that it has let go
+  std::shared_ptr<Lent> lent;           // kept until the receiver says that it has let go
   uint64_t lease = 0;                   // with kLends: the id of that; of the sender's
 
   bool is_offered(const Buffer& segment) const noexcept {

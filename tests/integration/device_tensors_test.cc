@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <farspan/rpc/device/device_room.h>
+#include <farspan/rpc/device/streams.h>
 #include <farspan/rpc/rpc.h>
 
 #include "conformance/cluster.h"
@@ -233,6 +236,51 @@ TEST_P(DeviceTensors, AreTheCallersAgainAfterACallThatFails) {
     EXPECT_THROW(w0().rpc_sync(1, refuse, x), Error);
     x.copy_(numbers(7));
   }
+}
+
+// Holds up the calling thread's current stream of device 0.
+class StalledStream {
+ public:
+  StalledStream() {
+    simulated_accelerator().then(current_stream(simulated(0)), [go = go_] { go.future().wait(); });
+  }
+  ~StalledStream() { go_.set_value(); }
+  StalledStream(const StalledStream&) = delete;
+  StalledStream& operator=(const StalledStream&) = delete;
+
+ private:
+  const Promise<void> go_;
+};
+
+TEST_P(DeviceTensors, ACallIsOverOnlyWhenItsArgumentsAreTheCallersAgain) {
+  if (GetParam().reach == Reach::kByHost) GTEST_SKIP() << "they are copied before the call";
+  const Tensor x = numbers(1).to(simulated(0));
+  std::optional<StalledStream> stalled(std::in_place);
+  const auto answer = w0().rpc_async(1, take, x);
+  EXPECT_FALSE(answer.wait_for(50ms)) << "x has not been read yet";
+  stalled.reset();
+  answer.wait();
+}
+
+TEST_P(DeviceTensors, ACallWhoseArgumentsAreNotReadyEndsAtItsDeadline) {
+  const Tensor x = numbers(1).to(simulated(0));
+  const StalledStream stalled;
+  const TimePoint begun = Clock::now();
+  const auto call = [&] { w0().rpc_sync(1, CallOptions{.timeout = Millis(100)}, take, x); };
+  EXPECT_EQ(code_of(call), Code::kTimeout);
+  EXPECT_LT(Clock::now() - begun, 10s);
+}
+
+TEST_P(DeviceMaps, ACallFailsWhenItsLineEndsBeforeItsArgumentsWereRead) {
+  if (GetParam().reach == Reach::kByHost) GTEST_SKIP() << "they are copied before the call";
+  const Tensor x = numbers(1).to(simulated(0));
+  std::optional<StalledStream> stalled(std::in_place);
+  const auto answer = w0().rpc_async(1, take, x);
+  EXPECT_FALSE(answer.wait_for(50ms));
+  w1().shutdown(false);
+  EXPECT_TRUE(answer.wait_for(10s));
+  EXPECT_TRUE(answer.has_error()) << "nobody knows what has become of it";
+  stalled.reset();
 }
 
 TEST_P(DeviceTensors, ManyThreadsAtOnce) {

@@ -49,7 +49,7 @@ wire::InFrame copy_of(const wire::InFrame& frame) {
   out.header = frame.header;
   out.meta = frame.meta.span();
   out.segments = frame.segments;
-  out.lent = frame.borrowed;
+  out.lent = std::static_pointer_cast<wire::Lent>(frame.borrowed);
   return copy_of(out);
 }
 

@@ -70,6 +70,42 @@ TEST(TensorChecks, RefuseAnUnknownDtype) {
               HasSubstr("unknown dtype 999"));
 }
 
+TEST(TensorChecks, RefuseADeviceWhereThereIsNone) {
+  const auto on_device = [](auto desc) {
+    describe(desc);
+    desc.setDevice(0);
+  };
+  EXPECT_THAT(verdict(on_device), HasSubstr("a device, where there can be none"));
+  const auto lent = [](auto desc) {
+    describe(desc);
+    desc.initLent().setBytes(24);
+  };
+  EXPECT_THAT(verdict(lent), HasSubstr("a device, where there can be none"));
+}
+
+// Their indices are looked at.
+TEST(TensorChecks, RefuseSparsePartsOnADevice) {
+  for (const bool is_lent : {false, true}) {
+    const auto verdict_on = verdict(
+        [&](auto desc) {
+          describe(desc, {2, 2});
+          desc.setLayout(Layout::SPARSE_COO);
+          auto parts = desc.initParts(2);
+          for (unsigned i = 0; i < 2; ++i) {
+            describe(parts[i], {1, 1});
+            parts[i].setSegment(i);
+          }
+          if (is_lent) {
+            parts[0].initLent().setBytes(4);
+          } else {
+            parts[0].setDevice(0);
+          }
+        },
+        {4, 4});
+    EXPECT_THAT(verdict_on, HasSubstr("or on a device"));
+  }
+}
+
 TEST(TensorChecks, RefuseAnUnknownLayout) {
   EXPECT_THAT(verdict([](auto desc) {
                 describe(desc);
