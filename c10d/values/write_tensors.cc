@@ -134,24 +134,6 @@ class TensorWriter {
     return false;
   }
 
-  // One that nobody else has.
-  void write_own(at::Tensor plain, schema::TensorDesc::Builder out) {
-    auto owner = std::make_shared<at::Tensor>(std::move(plain));
-    out.setSegment(static_cast<uint32_t>(segments_.size()));
-    segments_.emplace_back(const_cast<std::byte*>(bytes_of(*owner)), owner->nbytes(), owner);
-  }
-
-  void write_device(const at::Tensor& dense, schema::TensorDesc::Builder out) {
-    const bool to_device = out.getDevice() != DeviceTensors::kCpu;
-    if (to_device && devices_->lend(dense, out.initLent())) {
-      shared_ = true;
-      return;
-    }
-    if (to_device) out.disownLent();
-    out.setSegment(static_cast<uint32_t>(segments_.size()));
-    segments_.push_back(devices_->copy_to_host(dense));
-  }
-
   void write_bytes(const at::Tensor& tensor, schema::TensorDesc::Builder out) {
     const size_t size = tensor.nbytes();
     const c10::Storage& storage = tensor.storage();

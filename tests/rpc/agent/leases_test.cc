@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -23,10 +24,17 @@ using std::chrono::milliseconds;
 
 // Something that is lent, and whether anybody has it still.
 struct Thing {
-  std::shared_ptr<int> what = std::make_shared<int>(1);
-  std::weak_ptr<int> seen = what;
+  struct What final : wire::Lent {
+    explicit What(std::atomic<bool>& told) : has_ended(told) {}
+    void line_ended() noexcept override { has_ended = true; }
+    std::atomic<bool>& has_ended;
+  };
 
-  std::shared_ptr<int> give() { return std::exchange(what, nullptr); }
+  std::atomic<bool> has_ended{false};  // its line has, before it was released
+  std::shared_ptr<What> what = std::make_shared<What>(has_ended);
+  std::weak_ptr<What> seen = what;
+
+  std::shared_ptr<What> give() { return std::exchange(what, nullptr); }
   bool is_kept() const { return !seen.expired(); }
 };
 
@@ -55,6 +63,8 @@ TEST(Leases, KeepWhatAFrameLendsUntilTheyEnd) {
   EXPECT_EQ(leases.count(), 1u);
   leases.close();
   EXPECT_FALSE(first.is_kept());
+  EXPECT_TRUE(first.has_ended) << "not by the peer";
+  EXPECT_FALSE(second.has_ended);
   EXPECT_EQ(leases.count(), 0u);
 }
 
