@@ -19,7 +19,7 @@ struct LocalExport {
   const void* memory = nullptr;
   size_t bytes = 0;
   device::Event written = nullptr;
-  std::weak_ptr<void> lent;  // keeps both
+  std::weak_ptr<void> held;  // keeps both
 };
 
 // Threading: every method from any thread.

@@ -51,15 +51,17 @@ Export read_export(schema::DeviceBytes::Reader in) {
 
 }  // namespace
 
-// What a message lends. The line keeps it until the receiver has let go.
-class MessageDevicesOf::Lent final : public LentMemory {
+// The memory itself. Who copies it within this process keeps it, too: the line may end meanwhile.
+class MessageDevicesOf::Held {
  public:
-  explicit Lent(std::shared_ptr<DeviceRoom> room)
+  explicit Held(std::shared_ptr<DeviceRoom> room)
       : room_(std::move(room)), id_(room_->next_export()) {}
-  ~Lent() override {
+  ~Held() {
     for (const uint64_t id : local_) LocalExports::all().remove(id);
     room_->exports().taken(id_);
   }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
 
   uint64_t id() const noexcept { return id_; }
   void add_local(uint64_t id) { local_.push_back(id); }
@@ -68,6 +70,13 @@ class MessageDevicesOf::Lent final : public LentMemory {
   const std::shared_ptr<DeviceRoom> room_;
   const uint64_t id_;
   std::vector<uint64_t> local_;
+};
+
+// What a message lends. The line keeps it until the receiver has let go.
+class MessageDevicesOf::Lent final : public LentMemory {
+ public:
+  explicit Lent(std::shared_ptr<DeviceRoom> room) : held(std::make_shared<Held>(std::move(room))) {}
+  const std::shared_ptr<Held> held;
 };
 
 MessageDevicesOf::MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way)
@@ -87,20 +96,20 @@ int MessageDevicesOf::place_there(at::Device here) { return room_->place_there(p
 bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) {
   const DeviceRoom::Reach reach = room_->reach(peer_);
   if (reach == DeviceRoom::Reach::kByHost) return false;
-  Lent& lent = lent_exports();
+  const std::shared_ptr<Held>& held = lent_exports().held;
   const device::Stream stream = current_stream(dense.device());
   auto owner = std::make_shared<c10::Storage>(dense.storage());
   const void* const bytes = dense.const_data_ptr();
   if (reach == DeviceRoom::Reach::kSameProcess) {
-    const device::Event written = room_->exports().make_local(lent.id(), stream, std::move(owner));
-    const uint64_t id = LocalExports::all().add({bytes, dense.nbytes(), written, lent_});
-    lent.add_local(id);
+    const device::Event written = room_->exports().make_local(held->id(), stream, std::move(owner));
+    const uint64_t id = LocalExports::all().add({bytes, dense.nbytes(), written, held});
+    held->add_local(id);
     out.setRegion(id);
     out.setBytes(dense.nbytes());
     return true;
   }
   const auto made =
-      room_->exports().make(lent.id(), bytes, dense.nbytes(), stream, std::move(owner));
+      room_->exports().make(held->id(), bytes, dense.nbytes(), stream, std::move(owner));
   if (!made) return false;
   write_export(*made, out);
   return true;
@@ -143,8 +152,8 @@ void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Read
     room_->close_idle_imports();
   } else {
     const auto local = LocalExports::all().find(from.getRegion());
-    auto lent = local ? local->lent.lock() : nullptr;
-    if (!lent || local->bytes != dense.nbytes() ||
+    auto held = local ? local->held.lock() : nullptr;
+    if (!held || local->bytes != dense.nbytes() ||
         room_->reach(peer_) != DeviceRoom::Reach::kSameProcess) {
       throw Error(Code::kCorrupt, "an export that there is not");
     }
@@ -152,8 +161,8 @@ void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Read
     devices.copy(stream, dense.mutable_data_ptr(), local->memory, local->bytes);
     // The last one to let go of it must be no thread of the driver's.
     const std::weak_ptr<agent::Messenger> messenger = room_->worker().share_messenger();
-    devices.then(stream, [lent = std::move(lent), messenger] {
-      if (const auto here = messenger.lock()) here->run([lent] {});
+    devices.then(stream, [held = std::move(held), messenger] {
+      if (const auto here = messenger.lock()) here->run([held] {});
     });
   }
   devices.then(stream, [borrowed = borrowed_] {});

@@ -28,6 +28,7 @@ class MessageDevicesOf final : public MessageDevices {
   }
 
  private:
+  class Held;
   class Lent;
   Lent& lent_exports();
 
