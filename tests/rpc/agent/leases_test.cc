@@ -25,12 +25,13 @@ using std::chrono::milliseconds;
 // Something that is lent, and whether anybody has it still.
 struct Thing {
   struct What final : wire::Lent {
-    explicit What(std::atomic<bool>& told) : has_ended(told) {}
-    void line_ended() noexcept override { has_ended = true; }
-    std::atomic<bool>& has_ended;
+    explicit What(std::shared_ptr<std::atomic<bool>> told) : has_ended(std::move(told)) {}
+    void line_ended() noexcept override { *has_ended = true; }
+    const std::shared_ptr<std::atomic<bool>> has_ended;
   };
 
-  std::atomic<bool> has_ended{false};  // its line has, before it was released
+  // Its line has, before it was released.
+  std::shared_ptr<std::atomic<bool>> has_ended = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<What> what = std::make_shared<What>(has_ended);
   std::weak_ptr<What> seen = what;
 
@@ -63,8 +64,8 @@ TEST(Leases, KeepWhatAFrameLendsUntilTheyEnd) {
   EXPECT_EQ(leases.count(), 1u);
   leases.close();
   EXPECT_FALSE(first.is_kept());
-  EXPECT_TRUE(first.has_ended) << "not by the peer";
-  EXPECT_FALSE(second.has_ended);
+  EXPECT_TRUE(*first.has_ended) << "not by the peer";
+  EXPECT_FALSE(*second.has_ended);
   EXPECT_EQ(leases.count(), 0u);
 }
 
@@ -144,7 +145,7 @@ TEST_F(LentByAgents, IsKeptAfterItsCallHasExpired) {
   Promise<void> go;
   on_request([&](const Request&) { go.future().wait(); });
   Thing thing;
-  EXPECT_THROW(lend(thing, milliseconds(30)).wait(), Error);
+  EXPECT_THROW(lend(thing, milliseconds(1000)).wait(), Error);
   EXPECT_TRUE(thing.is_kept()) << "a device may be about to read it";
   go.set_value();
   EXPECT_TRUE(eventually([&] { return !thing.is_kept(); }));
