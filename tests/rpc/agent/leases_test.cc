@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -119,24 +120,35 @@ class LentByAgents : public ::testing::Test {
 };
 
 TEST_F(LentByAgents, IsKeptWhileTheReceiverHasTheFrameOrWhatItBorrowed) {
+  std::mutex mutex;
   std::shared_ptr<void> borrowed;
   on_request([&](Request request) {
-    borrowed = request.frame().borrowed;
+    {
+      const std::lock_guard lock(mutex);
+      borrowed = request.frame().borrowed;
+    }
     request.reply({});
   });
   Thing thing;
   lend(thing).wait();
   std::this_thread::sleep_for(milliseconds(20));  // for what must not happen
   EXPECT_TRUE(thing.is_kept());
-  borrowed = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    borrowed = nullptr;
+  }
   EXPECT_TRUE(eventually([&] { return !thing.is_kept(); }));
 }
 
-TEST_F(LentByAgents, IsReleasedByAFrameThatNobodyLooksInto) {
-  Thing refused, dropped;
-  EXPECT_THROW(lend(refused).wait(), Error);  // no handler yet
+TEST_F(LentByAgents, IsReleasedByAFrameOfWhichNobodyKnowsTheKind) {
+  Thing refused;
+  EXPECT_THROW(lend(refused).wait(), Error);  // no handler
   EXPECT_TRUE(eventually([&] { return !refused.is_kept(); }));
+}
+
+TEST_F(LentByAgents, IsReleasedByAFrameThatNobodyLooksInto) {
   on_request([](const Request&) {});
+  Thing dropped;
   EXPECT_EQ(code_of([&] { lend(dropped).wait(); }), Code::kCancelled);
   EXPECT_TRUE(eventually([&] { return !dropped.is_kept(); }));
 }
@@ -153,7 +165,8 @@ TEST_F(LentByAgents, IsKeptAfterItsCallHasExpired) {
 
 TEST_F(LentByAgents, WithAnAnswerIsKeptUntilTheCallerHasLetGo) {
   Thing thing;
-  on_request([&](Request request) { request.reply({}, {}, thing.give()); });
+  const auto gift = std::make_shared<std::shared_ptr<Thing::What>>(thing.give());
+  on_request([gift](Request request) { request.reply({}, {}, std::exchange(*gift, nullptr)); });
   std::optional<wire::InFrame> reply;
   {
     auto answer = std::make_shared<Answer>();
