@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -23,15 +22,11 @@ enum class MessageWay { kRequest, kReply };
 class LentMemory : public wire::Lent {
  public:
   LentMemory() = default;
-  ~LentMemory() override {
-    if (lost_.load()) {
-      over_.set_error(Error(Code::kDisconnected,
-                            "the line ended before the other worker's devices had copied all"));
-    } else {
-      over_.set_value();
-    }
+  ~LentMemory() override { over_.set_value(); }  // unless its line has ended
+  void line_ended() noexcept final {
+    over_.set_error(Error(Code::kDisconnected,
+                          "the line ended before the other worker's devices had copied all"));
   }
-  void line_ended() noexcept final { lost_.store(true); }
   LentMemory(const LentMemory&) = delete;
   LentMemory& operator=(const LentMemory&) = delete;
   // Ready when the memory is its owner's again. kDisconnected: the line has ended, and nobody knows
@@ -40,7 +35,6 @@ class LentMemory : public wire::Lent {
 
  private:
   const Promise<void> over_;
-  std::atomic<bool> lost_{false};
 };
 
 // The tensors of one message.

@@ -214,8 +214,7 @@ class TensorWriter {
       } else if (part.device().is_cpu()) {
         write_own(part.contiguous(), part_out);
       } else {
-        part_out.setSegment(static_cast<uint32_t>(segments_.size()));
-        segments_.push_back(devices_->copy_to_host(part.contiguous()));
+        write_device(part.contiguous(), part_out);
       }
     }
   }

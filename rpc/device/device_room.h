@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/device_map.h>
 #include <farspan/c10d/device/exports.h>
 #include <farspan/c10d/device/imports.h>

@@ -1,9 +1,9 @@
 #include <farspan/rpc/device/message_devices.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <farspan/rpc/device/local_exports.h>
 #include <farspan/rpc/device/streams.h>
