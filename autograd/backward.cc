@@ -3,8 +3,11 @@
 
 #include <farspan/autograd/overloaded.h>
 #include <farspan/autograd/room.h>
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/rpc/call_scope.h>
 #include <farspan/rpc/num_threads.h>
+#include <farspan/rpc/outgoing_call.h>
 
 namespace farspan::dist_autograd {
 
@@ -52,6 +55,7 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
         .advice("run all backward passes of a Context before its first step, or make a new one");
   }
   std::vector<Root> starts = make_roots(roots, gradients);
+  publish_device_work();
   Deadline deadline = agent::current_call().deadline;
   if (options.timeout > kNoTimeout) {
     deadline = earlier(deadline, Deadline(messenger_->now() + options.timeout));
@@ -213,13 +217,14 @@ std::shared_ptr<Executor> AutogradRoom::make_executor(const std::shared_ptr<Pass
   ExecutorOptions options;
   options.retain_graph = terms.retain_graph;
   auto sink = [weak = weak_from_this(), id = pass->id](Boundary& boundary,
-                                                       torch::autograd::variable_list gradients) {
+                                                       torch::autograd::variable_list tensors) {
     const auto room = weak.lock();
     if (!room) return;
-    const SendId receive = dynamic_cast<ReceiveNode&>(boundary).id();
+    const auto& receive = dynamic_cast<ReceiveNode&>(boundary);
+    const Gradients gradients{std::move(tensors), nullptr, receive.back()};
     room->step(
         [&](PassProtocol& p, PassActions& actions) {
-          p.gradient_left(id, receive, room->messenger_->now(), actions);
+          p.gradient_left(id, receive.id(), room->messenger_->now(), actions);
         },
         &gradients);
   };
@@ -232,10 +237,11 @@ std::shared_ptr<Executor> AutogradRoom::make_executor(const std::shared_ptr<Pass
 
 void AutogradRoom::send(const Send& action, const Gradients* gradients) {
   static const Gradients kNone;
-  const bool carries = std::holds_alternative<GradientHead>(action.message);
-  const Gradients& payload = carries && gradients ? *gradients : kNone;
+  const auto* const head = std::get_if<GradientHead>(&action.message);
+  const Gradients& payload = head && gradients ? *gradients : kNone;
   if (action.to == self_) {
     // Its own gradient comes back to this worker; on another task, since a node may be running.
+    publish_device_work();
     messenger_->run([room = shared_from_this(), message = action.message, payload] {
       room->step(
           [&](PassProtocol& p, PassActions& actions) {
@@ -248,9 +254,13 @@ void AutogradRoom::send(const Send& action, const Gradients* gradients) {
   try {
     MetaBuilder builder;
     wire::OutFrame frame;
-    encode(builder, action.message, payload, frame.segments);
-    frame.header.kind = carries ? wire::Kind::kAutogradGradient : wire::Kind::kAutogradControl;
+    CallScope scope(host_, action.to, payload.way);
+    scope.use_host_if_unmapped();
+    if (head) scope.set_deadline(Deadline::after(head->terms.remaining));
+    encode(builder, action.message, payload.tensors, frame.segments, &scope);
+    frame.header.kind = head ? wire::Kind::kAutogradGradient : wire::Kind::kAutogradControl;
     frame.meta = builder.finish();
+    frame.lent = scope.lent();
     // One that is too large would be dropped, and waited for in vain.
     if (const auto too_large = wire::excess(frame, wire::FrameLimits())) throw *too_large;
     messenger_->post(action.to, frame);
@@ -277,6 +287,7 @@ void AutogradRoom::feed(const Feed& action, const Gradients* gradients) {
     executor = pass->executor;
   }
   try {
+    if (fed.failure) std::rethrow_exception(fed.failure);
     std::shared_ptr<SendNode> node;
     {
       MutexLock lock(pass->context->mutex);
@@ -285,7 +296,7 @@ void AutogradRoom::feed(const Feed& action, const Gradients* gradients) {
     }
     if (!executor || !node)
       throw Error(Code::kInternal, "a gradient for a node that was not walked");
-    executor->feed(node, {fed.begin(), fed.end()});
+    executor->feed(node, std::move(fed.tensors), fed.written);
   } catch (...) {
     fail(action.pass, std::current_exception());
     return;
@@ -326,14 +337,21 @@ void AutogradRoom::complete(const Complete& action) {
 
 void AutogradRoom::on_message(agent::Request request) {
   try {
-    Decoded decoded = decode(request.frame().meta.span(), request.frame().segments);
+    const auto streams = own_streams(host_);
+    CallScope scope(host_, request.from(), MessageWay::kReply);
+    scope.set_deadline(request.deadline());
+    scope.borrow(std::move(request.frame().borrowed));
+    Decoded decoded = decode(request.frame().meta.span(), request.frame().segments, &scope);
     if (decoded.release) return end_context(*decoded.release);
+    Gradients gradients{std::move(decoded.gradients), nullptr};
+    gradients.failure = decoded.failure;
+    if (streams) gradients.written = streams->work_so_far(gradients.tensors);
     step(
         [&](PassProtocol& p, PassActions& actions) {
           if (agent::current_call().caller_gone()) return;  // lose_peer() has been, or is to come
           p.received(request.from(), *decoded.message, messenger_->now(), actions);
         },
-        &decoded.gradients);
+        &gradients);
   } catch (const std::exception& e) {
     log(LogLevel::kWarning, "autograd", e.what());
   }

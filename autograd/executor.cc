@@ -50,7 +50,7 @@ std::vector<Boundary*> Executor::walk(const std::vector<Root>& roots) {
   if (ended_) return {};
   for (const Root& root : roots) {
     const uint32_t task = work_->graph.find(root.edge.function.get());
-    admit(task, root.edge.input_nr, /*turn=*/0, {root.gradient});
+    admit({task, root.edge.input_nr, /*turn=*/0, {root.gradient}, nullptr});
   }
   return boundaries;
 }
@@ -60,7 +60,8 @@ void Executor::start() {
   started_ = true;
 }
 
-void Executor::feed(const std::shared_ptr<Node>& entry, variable_list gradients) {
+void Executor::feed(const std::shared_ptr<Node>& entry, variable_list gradients,
+                    std::shared_ptr<DeviceWork> written) {
   const MutexLock lock(mutex_);
   if (ended_) return;
   const uint32_t task = work_->graph.find(entry.get());
@@ -73,13 +74,12 @@ void Executor::feed(const std::shared_ptr<Node>& entry, variable_list gradients)
                                             std::to_string(entry->num_inputs()) + " tensors")
         .operation("backward through " + entry->name());
   }
-  admit(task, std::nullopt, ++turns_, std::move(gradients));
+  admit({task, std::nullopt, ++turns_, std::move(gradients), std::move(written)});
 }
 
-void Executor::admit(uint32_t task, std::optional<uint32_t> input, uint32_t turn,
-                     variable_list gradients) {
-  --work_->graph[task].feeds;
-  feeds_.push_back({task, input, turn, std::move(gradients)});
+void Executor::admit(Feed feed) {
+  --work_->graph[feed.task].feeds;
+  feeds_.push_back(std::move(feed));
   fed_.store(true, std::memory_order_release);
 }
 
@@ -99,6 +99,8 @@ void Executor::cancel(Error why) {
 
 std::unique_ptr<Executor::Work> Executor::end() {
   running_ = false;
+  work_->join_streams();
+  publish_device_work();  // whoever reads the gradients next may do so on any stream
   ended_.store(true, std::memory_order_release);
   return std::move(work_);
 }
@@ -149,7 +151,7 @@ void Executor::run_frame() {
       const at::AutoGradMode recording(options_.create_graph);
       const dist::UseGradientStore into(leaves_);  // for hooks that look at gradients
       drain();
-      work_->join_streams();
+      if (work_->left == 0) work_->join_streams();  // what callbacks see is done
     } catch (...) {
       failure = std::current_exception();
     }
@@ -183,8 +185,11 @@ void Executor::take_feeds() {
 
 void Executor::deliver(Feed feed) {
   Task& task = work_->graph[feed.task];
+  feed.written ? feed.written->wait_on_current_streams() : take_from_devices(feed.gradients);
+  if (!feed.input) move_to_inputs(*task.node, feed.gradients);
   check_gradients(*task.node, feed.input, feed.gradients);
   const std::optional<c10::Stream> stream = current_stream(task);
+  if (stream) join_other_devices(*stream, feed.gradients);
   for (uint32_t i = 0; i < feed.gradients.size(); ++i) {
     task.add(feed.input.value_or(i), std::move(feed.gradients[i]), stream);
   }
@@ -228,6 +233,7 @@ variable_list Executor::call(uint32_t index) {
       accumulate(node, std::move(inputs), has_post_hooks ? 2 : 1, *leaves_);
       break;
     case TaskKind::kBoundary:
+      if (const auto stream = node.stream()) leave_to_other_devices(*stream, inputs);
       sink_(static_cast<Boundary&>(node), std::move(inputs));
       break;
     case TaskKind::kNode:

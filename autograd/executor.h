@@ -18,6 +18,7 @@
 #include <farspan/autograd/boundary.h>
 #include <farspan/autograd/leaf_gradients.h>
 #include <farspan/autograd/roots.h>
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 
@@ -37,6 +38,9 @@ struct ExecutorOptions {
 //   pass.walk(make_roots({loss}));     // and walk({send_node}) for each peer that asks
 //   pass.start();
 //   pass.run();                        // again after each feed(), until it says kFinished
+//
+// Of accelerators: whatever ends the pass, the current streams of the thread that does so wait for
+// all that leaves have got.
 //
 // Threading: every method may be called from any thread. One thread at a time runs nodes; no lock
 //            is held meanwhile. Nodes run with the thread-local state of the constructing thread.
@@ -73,10 +77,12 @@ class Executor {
 
   // The gradients of an entry from outside: one for each of its inputs, or undefined. May come
   // before start(). Ignored when the pass has ended.
+  //   written  the work of devices that still writes them; null: that in the order of DeviceOrder
   //   throws  Error: kInvalidArgument for a node that was not walked, or was fed before, or another
   //           number of gradients; a gradient of a wrong shape fails the pass in run()
   void feed(const std::shared_ptr<torch::autograd::Node>& entry,
-            torch::autograd::variable_list gradients);
+            torch::autograd::variable_list gradients,
+            std::shared_ptr<DeviceWork> written = nullptr);
 
   // Runs nodes in this thread until none is ready.
   //   throws  Error, once: what a node, a hook or the sink threw, naming the node; or what
@@ -95,11 +101,11 @@ class Executor {
     std::optional<uint32_t> input;  // a root's gradient is for one input only
     uint32_t turn;                  // what was fed first runs first
     torch::autograd::variable_list gradients;
+    std::shared_ptr<DeviceWork> written;
   };
   struct Work;
 
-  void admit(uint32_t task, std::optional<uint32_t> input, uint32_t turn,
-             torch::autograd::variable_list gradients) FARSPAN_REQUIRES(mutex_);
+  void admit(Feed feed) FARSPAN_REQUIRES(mutex_);
   bool running_is_ours(Progress& otherwise) FARSPAN_EXCLUDES(mutex_);
   bool keeps_graph() const { return options_.retain_graph || options_.create_graph; }
   void run_frame();

@@ -1,10 +1,12 @@
 #include <farspan/autograd/executor_work.h>
 
 #include <algorithm>
+#include <string>
 #include <tuple>
+#include <utility>
 
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <farspan/c10d/base/log.h>
+#include <farspan/c10d/streams/streams.h>
 
 namespace farspan::dist_autograd {
 // What was fed first runs first, so that sums do not depend on timing. Then as the engine: the
@@ -45,22 +47,37 @@ void Executor::Work::add_stream(const c10::Stream& stream) {
   }
 }
 
-void Executor::Work::join_streams() {
-  for (const c10::Stream& stream : streams) {
-    const c10::impl::VirtualGuardImpl device(stream.device_type());
-    const c10::Stream present = device.getStream(stream.device());
-    if (present == stream) continue;
-    c10::Event done(stream.device_type());
-    done.record(stream);
-    done.block(present);
+void Executor::Work::join_streams() noexcept {
+  for (const c10::Stream& stream : std::exchange(streams, {})) {
+    try {
+      follow(current_stream_of(stream.device()), stream);
+    } catch (const std::exception& failure) {  // it tells whoever uses it next, too
+      log(LogLevel::kWarning, "autograd", std::string("a device has failed: ") + failure.what());
+    }
   }
-  streams.clear();
 }
 
 std::optional<c10::Stream> current_stream(const Task& task) {
   if (!task.on_device) return std::nullopt;
-  const c10::Device device = task.node->device();
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return current_stream_of(task.node->device());
+}
+
+void join_other_devices(const c10::Stream& stream,
+                        const torch::autograd::variable_list& gradients) {
+  for (const at::Tensor& one : gradients) {
+    if (!one.defined() || one.is_cpu()) continue;
+    follow(stream, current_stream_of(one.device()));
+  }
+}
+
+void leave_to_other_devices(const c10::Stream& stream,
+                            const torch::autograd::variable_list& gradients) {
+  for (const at::Tensor& one : gradients) {
+    if (!one.defined() || one.is_cpu() || one.device() == stream.device()) continue;
+    const c10::Stream own = current_stream_of(one.device());
+    follow(own, stream);
+    record_use(one, own);
+  }
 }
 
 }  // namespace farspan::dist_autograd

@@ -41,10 +41,17 @@ struct Executor::Work {
   void add_stream(const c10::Stream& stream);
 
   // Makes this thread's current streams wait for those on which gradients have left the graph.
-  void join_streams();
+  void join_streams() noexcept;
 };
 
 // The stream on which a gradient from outside is available: the thread's current one.
 std::optional<c10::Stream> current_stream(const Task& task);
+
+// A node has one stream, that of its first device: by that, who adds to a sum says when it is
+// there, and who takes one waits. Gradients that come from elsewhere, or leave, are there by the
+// current stream of each one's own device.
+void join_other_devices(const c10::Stream& stream, const torch::autograd::variable_list& gradients);
+void leave_to_other_devices(const c10::Stream& stream,
+                            const torch::autograd::variable_list& gradients);
 
 }  // namespace farspan::dist_autograd

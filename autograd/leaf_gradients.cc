@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <farspan/c10d/base/device_order.h>
+
 namespace farspan::dist_autograd {
 namespace {
 
@@ -24,13 +26,16 @@ void LeafGradients::add(const at::Tensor& leaf, at::Tensor gradient, size_t own_
   using torch::autograd::AccumulateGrad;
   const MutexLock adding(adding_);
   at::Tensor sum = get(leaf);
+  if (sum.defined()) take_from_devices(sum);  // another pass's streams have written it
   if (!sum.defined() && memory_is_shared(gradient)) own_references = 0;  // makes it copy
   AccumulateGrad::accumulateGrad(leaf, sum, gradient, own_references,
                                  [&](at::Tensor&& update) { set(leaf, std::move(update)); });
 }
 
 at::Tensor LeafGradients::find(const at::Tensor& leaf) const {
-  return leaf.defined() ? get(leaf) : at::Tensor();
+  at::Tensor gradient = leaf.defined() ? get(leaf) : at::Tensor();
+  take_from_devices(gradient);
+  return gradient;
 }
 
 at::Tensor LeafGradients::get(const at::Tensor& leaf) const {
@@ -55,8 +60,13 @@ void LeafGradients::set(const at::Tensor& leaf, at::Tensor gradient) {
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> LeafGradients::all() const {
-  const MutexLock lock(mutex_);
-  return entries_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> entries;
+  {
+    const MutexLock lock(mutex_);
+    entries = entries_;
+  }
+  take_from_devices(entries);
+  return entries;
 }
 
 size_t LeafGradients::size() const {

@@ -44,8 +44,9 @@ void fill(List list, const Values& values) {
 }
 
 void write_gradients(schema::Message::Gradient::Builder out,
-                     const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments) {
-  Writer writer(segments);
+                     const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments,
+                     ValueScope* scope) {
+  Writer writer(segments, scope);
   auto payload = out.initPayload();
   auto values = payload.initValues(static_cast<unsigned>(gradients.size()));
   for (unsigned i = 0; i < values.size(); ++i) {
@@ -58,10 +59,22 @@ void write_gradients(schema::Message::Gradient::Builder out,
   write_tensors(payload, writer);
 }
 
+std::vector<at::Tensor> read_gradients(farspan::schema::Payload::Reader payload,
+                                       std::span<const Buffer> segments, ValueScope* scope) {
+  const TensorList tensors = read_tensors(payload, segments, scope);
+  std::vector<at::Tensor> gradients;
+  for (const auto value : payload.getValues()) {
+    const bool is_there = value.isTensor() && value.getTensor() < tensors.size();
+    gradients.push_back(is_there ? tensors[value.getTensor()] : at::Tensor());
+  }
+  return gradients;
+}
+
 }  // namespace
 
 void encode(MetaBuilder& builder, const PassMessage& message,
-            const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments) {
+            const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments,
+            ValueScope* scope) {
   guard_write([&] {
     auto out = builder.init_root<schema::Message>();
     const auto id_of = [&](const auto& m) { write(out, m.pass); };
@@ -83,7 +96,7 @@ void encode(MetaBuilder& builder, const PassMessage& message,
                      write(out, m.terms);
                      auto gradient = out.initGradient();
                      gradient.setSend(static_cast<uint64_t>(m.send));
-                     write_gradients(gradient, gradients, segments);
+                     write_gradients(gradient, gradients, segments, scope);
                    },
                    [&](const Done& m) {
                      fill(out.initDone(static_cast<unsigned>(m.contacted.size())), m.contacted);
@@ -104,7 +117,8 @@ void encode(MetaBuilder& builder, const Release& release) {
   out.setLost(release.lost);
 }
 
-Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments) {
+Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments,
+               ValueScope* scope) {
   return guard_read([&] {
     MetaReader reader(meta);
     const auto in = reader.root<schema::Message>();
@@ -127,14 +141,10 @@ Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments
         decoded.message = Go{pass};
         break;
       case schema::Message::GRADIENT: {
-        const auto payload = in.getGradient().getPayload();
-        const TensorList tensors = read_tensors(payload, segments);
-        for (const auto value : payload.getValues()) {
-          if (value.isTensor() && value.getTensor() < tensors.size()) {
-            decoded.gradients.push_back(tensors[value.getTensor()]);
-          } else {
-            decoded.gradients.emplace_back();
-          }
+        try {
+          decoded.gradients = read_gradients(in.getGradient().getPayload(), segments, scope);
+        } catch (...) {
+          decoded.failure = std::current_exception();
         }
         decoded.message = GradientHead{pass, read_terms(in), SendId(in.getGradient().getSend())};
         break;

@@ -3,6 +3,7 @@
 // The codec of what workers tell each other during backward passes: autograd.capnp and back.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <span>
 #include <vector>
@@ -20,17 +21,22 @@ struct Release {
 };
 
 // Writes a message; `gradients` travel with a GradientHead only.
+//   scope   for gradients on accelerators; null: there are none
 //   throws  Error kInvalidArgument: a gradient that does not travel
 void encode(MetaBuilder& builder, const PassMessage& message,
-            const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments);
+            const std::vector<at::Tensor>& gradients, std::vector<Buffer>& segments,
+            ValueScope* scope = nullptr);
 void encode(MetaBuilder& builder, const Release& release);
 
 struct Decoded {
   std::optional<Release> release;  // one of these two
   std::optional<PassMessage> message;
   std::vector<at::Tensor> gradients;
+  std::exception_ptr failure{};  // why there are none
 };
+// What keeps gradients from being made here, the pass must hear of: it is in `failure`.
 //   throws  Error kCorrupt
-Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments);
+Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments,
+               ValueScope* scope = nullptr);
 
 }  // namespace farspan::dist_autograd

@@ -37,11 +37,11 @@ const Extension* extension_of(std::span<const Extension> extensions) {
   return nullptr;
 }
 
-void record_incoming(int from, const Extension& extension, TensorList& tensors) {
+void record_incoming(int from, MessageWay back, const Extension& extension, TensorList& tensors) {
   if (extension.second == 0) return;
   std::vector<at::Tensor*> received;
   for (at::Tensor& tensor : tensors) received.push_back(&tensor);
-  record_receive(SendId(extension.second), from, std::move(received));
+  record_receive(SendId(extension.second), from, back, std::move(received));
 }
 
 ContextPtr not_nested(AutogradRoom& room) {
@@ -74,7 +74,8 @@ std::shared_ptr<AutogradRoom> AutogradRoom::of(Worker& worker) {
 }
 
 AutogradRoom::AutogradRoom(Worker& worker)
-    : messenger_(worker.share_messenger()),
+    : host_(worker),
+      messenger_(worker.share_messenger()),
       self_(worker.rank()),
       protocol_(worker.rank(), [messenger = worker.share_messenger()](int rank) {
         return messenger->worker_name(rank);
@@ -249,7 +250,7 @@ std::shared_ptr<Interceptor::Scope> AutogradRoom::before_request(int to, TensorL
 void AutogradRoom::after_reply(Scope&, int from, std::span<const Extension> extensions,
                                TensorList& tensors) {
   if (const Extension* extension = extension_of(extensions)) {
-    record_incoming(from, *extension, tensors);
+    record_incoming(from, MessageWay::kRequest, *extension, tensors);
   }
 }
 
@@ -261,7 +262,7 @@ std::shared_ptr<Interceptor::Scope> AutogradRoom::after_request(
   if (extension) context = find_or_make(ContextId(extension->first), agent::current_call());
   if (context) {
     pass_gate(context->id);
-    record_incoming(from, *extension, tensors);
+    record_incoming(from, MessageWay::kReply, *extension, tensors);
   } else if (!thread_context) {
     return nullptr;
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <map>
 #include <memory>
 #include <set>
@@ -97,7 +98,13 @@ class AutogradRoom final : public WorkerRoom,
 
  private:
   struct PassRun;
-  using Gradients = std::vector<at::Tensor>;
+  // Of one message, or of a boundary.
+  struct Gradients {
+    std::vector<at::Tensor> tensors;
+    std::shared_ptr<DeviceWork> written;  // see Executor::feed()
+    MessageWay way = MessageWay::kReply;  // of those that leave
+    std::exception_ptr failure{};         // why there are none of a message
+  };
 
   explicit AutogradRoom(Worker& worker);
   void listen();
@@ -136,6 +143,7 @@ class AutogradRoom final : public WorkerRoom,
                                           const PassTerms& terms);
   void tell(const Release& release, const std::set<int>& workers);
 
+  Worker& host_;
   const std::shared_ptr<agent::Messenger> messenger_;
   const int self_;
   std::shared_ptr<ContextGate> gate_;  // constant before the first call; null: none

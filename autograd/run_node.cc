@@ -44,6 +44,14 @@ void check_outputs(Node& node, variable_list& outputs) {
   });
 }
 
+void move_to_inputs(const Node& node, variable_list& gradients) {
+  for (uint32_t i = 0; i < gradients.size(); ++i) {
+    const at::Device device = node.input_metadata(i).device();
+    if (!gradients[i].defined() || gradients[i].device() == device) continue;
+    gradients[i] = gradients[i].to(device, gradients[i].scalar_type());
+  }
+}
+
 void check_gradients(Node& node, std::optional<uint32_t> input, variable_list& gradients) {
   torch::autograd::edge_list edges;
   for (uint32_t i = 0; i < gradients.size(); ++i) {

@@ -32,7 +32,11 @@ void accumulate(torch::autograd::Node& node, torch::autograd::variable_list inpu
 //   throws  c10::Error naming the node
 void check_outputs(torch::autograd::Node& node, torch::autograd::variable_list& outputs);
 
-// The same for gradients from outside, for all inputs of the node or for one.
+// Gradients from another worker, which may have got the tensors on another device, go to where the
+// node's inputs are.
+void move_to_inputs(const torch::autograd::Node& node, torch::autograd::variable_list& gradients);
+
+// As check_outputs() for gradients from outside, for all inputs of the node or for one.
 //   throws  Error: kInvalidArgument
 void check_gradients(torch::autograd::Node& node, std::optional<uint32_t> input,
                      torch::autograd::variable_list& gradients);

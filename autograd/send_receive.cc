@@ -18,8 +18,9 @@ std::shared_ptr<SendNode> record_send(SendId id, int peer, const std::vector<at:
   return node;
 }
 
-void record_receive(SendId id, int peer, std::vector<at::Tensor*> tensors) {
-  const std::shared_ptr<ReceiveNode> node(new ReceiveNode(id, peer), torch::autograd::deleteNode);
+void record_receive(SendId id, int peer, MessageWay back, std::vector<at::Tensor*> tensors) {
+  const std::shared_ptr<ReceiveNode> node(new ReceiveNode(id, peer, back),
+                                          torch::autograd::deleteNode);
   for (at::Tensor* tensor : tensors) {
     if (!tensor->defined() || !tensor->requires_grad()) continue;
     tensor->set_requires_grad(false);  // no leaf any more

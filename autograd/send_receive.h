@@ -11,6 +11,7 @@
 
 #include <farspan/autograd/boundary.h>
 #include <farspan/autograd/pass_messages.h>
+#include <farspan/rpc/device_carrier.h>
 
 namespace farspan::dist_autograd {
 
@@ -37,14 +38,17 @@ class SendNode final : public torch::autograd::Node {
 // The grad_fn of the tensors that one message brought.
 class ReceiveNode final : public Boundary {
  public:
-  ReceiveNode(SendId id, int peer) : id_(id), peer_(peer) {}
+  ReceiveNode(SendId id, int peer, MessageWay back) : id_(id), peer_(peer), back_(back) {}
   SendId id() const noexcept { return id_; }
   int peer() const noexcept { return peer_; }
+  // As what the gradients travel: what a request brought goes back as its answer would.
+  MessageWay back() const noexcept { return back_; }
   std::string name() const override { return "farspan::ReceiveNode"; }
 
  private:
   const SendId id_;
   const int peer_;
+  const MessageWay back_;
 };
 
 // Joins the tensors that require a gradient to a new SendNode; null when none does.
@@ -52,6 +56,6 @@ std::shared_ptr<SendNode> record_send(SendId id, int peer, const std::vector<at:
 
 // Makes those of the received tensors that require a gradient outputs of a new ReceiveNode, in the
 // same order.
-void record_receive(SendId id, int peer, std::vector<at::Tensor*> tensors);
+void record_receive(SendId id, int peer, MessageWay back, std::vector<at::Tensor*> tensors);
 
 }  // namespace farspan::dist_autograd

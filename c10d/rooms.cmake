@@ -186,8 +186,12 @@ function(farspan_test name)
   endif()
   farspan_program(${name} ${kind} SOURCES ${arg_SOURCES}
     DEPENDS ${arg_DEPENDS} GTest::gmock GTest::gtest_main)
+  if(FARSPAN_SANITIZE STREQUAL "thread")
+    target_link_libraries(${name} PRIVATE farspan::tests_support_closes_of_libuv)
+    target_link_options(${name} PRIVATE LINKER:--wrap=syscall)
+  endif()
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" RUN_SERIAL ${arg_SERIAL}
-    ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
+    ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1")
 endfunction()

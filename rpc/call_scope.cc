@@ -23,6 +23,8 @@ DeviceTensors* CallScope::device_tensors() {
   if (!devices_ && carrier) {
     devices_ = carrier->open(peer_, way_);
     devices_->set_deadline(deadline_);
+    if (place_) devices_->set_place(*place_);
+    if (host_if_unmapped_) devices_->use_host_if_unmapped();
   }
   return devices_.get();
 }

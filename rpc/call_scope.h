@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -51,12 +52,18 @@ class CallScope final : public ValueScope {
   void borrow(std::shared_ptr<void> borrowed);
   // At most so long it waits for devices; never, unless this was called.
   void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }
+  // All tensors arrive there, as DeviceTensors has it; by the device map, unless this was called.
+  void set_place(int place) noexcept { place_ = place; }
+  // Those that the device map sends nowhere arrive in the processor's memory.
+  void use_host_if_unmapped() noexcept { host_if_unmapped_ = true; }
 
  private:
   Worker& worker_;
   const int peer_;
   const MessageWay way_;
   Deadline deadline_;
+  std::optional<int> place_;
+  bool host_if_unmapped_ = false;
   std::unique_ptr<MessageDevices> devices_;
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;

@@ -9,8 +9,10 @@
 #include <memory>
 #include <vector>
 
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/values/device_tensors.h>
+#include <farspan/rpc/agent/route.h>
 #include <farspan/rpc/wire/frame.h>
 
 namespace farspan {
@@ -42,21 +44,15 @@ class MessageDevices : public DeviceTensors {
  public:
   // At most so long it waits for devices.
   virtual void set_deadline(Deadline deadline) = 0;
+  // Of one that is to be written: all its tensors arrive there, whatever the maps say.
+  virtual void set_place(int place) = 0;
+  // The same: one that the maps send nowhere arrives in the processor's memory.
+  virtual void use_host_if_unmapped() = 0;
   // Of one that was written: what it lends, to be kept until its receiver has copied it; null:
   // nothing.
   virtual std::shared_ptr<LentMemory> lent() = 0;
   // Of one that is to be read: kept until everything it lends has been copied.
   virtual void keep_until_copied(std::shared_ptr<void> borrowed) = 0;
-};
-
-// Work of devices that a value is still being written by.
-//
-// Threading: every method from any thread.
-class DeviceWork {
- public:
-  virtual ~DeviceWork() = default;
-  // What the calling thread's current streams are given from now on begins when that work is done.
-  virtual void wait_on_current_streams() = 0;
 };
 
 // The streams that a thread works with for one message: of a pool, not those that others use.
@@ -78,6 +74,10 @@ class DeviceCarrier {
   // From now on, and until it is destroyed, devices that open()ed messages use have streams of
   // their own.
   virtual std::unique_ptr<DeviceStreams> use_own_streams() = 0;
+  // What is known of the devices of a route's worker, for Worker::routes().
+  virtual void describe(Route& route) const = 0;
+  // That have come here from others' devices to this worker's.
+  virtual uint64_t bytes_come() const noexcept = 0;
 };
 
 }  // namespace farspan

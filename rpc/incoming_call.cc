@@ -34,9 +34,13 @@ const at::ThreadLocalState& fresh_state() {
 FreshThread::FreshThread(Worker& worker) : current_(worker), streams_(own_streams(worker)) {
   use_num_threads();
   if (serving_depth++ > 0 || !net::on_reactor_thread()) guard_.emplace(fresh_state());
+  observe_device_work();  // the thread may work with a stream of another call
 }
 
-FreshThread::~FreshThread() { --serving_depth; }
+FreshThread::~FreshThread() {
+  publish_device_work();
+  --serving_depth;
+}
 
 IncomingCall::IncomingCall(Worker& worker, agent::Request request)
     : worker_(&worker), request_(std::move(request)) {}
@@ -74,6 +78,7 @@ std::shared_ptr<Result> IncomingCall::run(const std::shared_ptr<Result>& self) {
     const auto call = message.root<schema::Call>();
     begin(call);
     CallScope values(*worker_, request_.from(), MessageWay::kRequest);
+    values.set_deadline(request_.deadline());
     Reader reader(tensors_, request_.frame().segments, &values);
     Arguments arguments{call.getPayload().getValues(), reader};
     InScope in_scope(scope_.get());
@@ -138,6 +143,7 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
   tensors_.clear();  // one that the function returns is not shared with its arguments any more
   CallScope values(*worker_, request_.from(), MessageWay::kReply);
   values.set_deadline(request_.deadline());
+  if (place_) values.set_place(*place_);
   Writer writer(segments, &values);
   auto answer = builder.init_root<schema::Return>();
   guard_write([&] {
@@ -151,6 +157,7 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
     }
     write_tensors(payload, writer, last ? Bulk::kCopyIfShared : Bulk::kCopyIfSharedByMore);
   });
+  publish_device_work();
   request_.reply(builder.finish(), std::move(segments), values.lent());
   for (const auto& outcome : values.take_outcomes()) outcome(true);
 }
@@ -159,6 +166,7 @@ void IncomingCall::fail(const Error& error) noexcept {
   Error named = error;
   std::string hop = function_name_.empty() ? "" : "'" + function_name_ + "' on ";
   hop += "worker '" + worker_->name() + "' (rank " + std::to_string(worker_->rank()) + ")";
+  publish_device_work();
   request_.fail(named.trail(std::move(hop)));
 }
 

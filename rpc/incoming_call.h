@@ -35,6 +35,9 @@ class IncomingCall {
   int from() const noexcept { return request_.from(); }
   Deadline deadline() const noexcept { return request_.deadline(); }
 
+  // The answer's tensors arrive there, as DeviceTensors has it, whatever the device map says.
+  void answer_at(int place) noexcept { place_ = place; }
+
   // Runs the function that the call names, on `self` when it is a method.
   //   throws  Error: what the function threw, or why it could not be run
   std::shared_ptr<Result> run(const std::shared_ptr<Result>& self);
@@ -57,6 +60,7 @@ class IncomingCall {
   agent::Request request_;
   std::string function_name_;
   bool begun_ = false;
+  std::optional<int> place_;
   TensorList tensors_;
   std::shared_ptr<Interceptor::Scope> scope_;
 };

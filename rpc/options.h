@@ -69,6 +69,8 @@ struct WorkerOptions {
   // gradients of what was sent, go back by the inverse. A worker that is not named here has the
   // default map: each device to the one of the same number. init_rpc() checks them.
   std::map<std::string, device::DeviceMap> device_maps;
+  // Of what this worker sends to devices. Worker::routes() says what became of it.
+  DeviceToDevice device_to_device = DeviceToDevice::kAllowed;
 
   int threads = 0;        // functions that run at once and do not wait; 0: the cores, from 2 to 16
   int max_threads = 256;  // with those that wait

@@ -42,8 +42,8 @@ void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
 void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
   const auto self = lent_->self.lock();
   agent::TimerId timer = 0;
-  if (const Deadline deadline = lent_->deadline; !deadline.is_never()) {
-    timer = worker_->messenger().call_at(deadline.at(), [weak = lent_->self] {
+  if (!deadline_.is_never()) {
+    timer = worker_->messenger().call_at(deadline_.at(), [weak = lent_->self] {
       const auto call = weak.lock();
       if (!call || call->lent_->is_told.exchange(true)) return;
       call->on_error(
@@ -91,6 +91,7 @@ void PendingResult::read_return(wire::InFrame& reply) {
     MetaReader message(reply.meta.span());
     const auto answer = message.root<schema::Return>();
     CallScope scope(*worker_, peer_, MessageWay::kReply);
+    scope.set_deadline(deadline_);
     scope.borrow(std::move(reply.borrowed));
     TensorList tensors = read_tensors(answer.getPayload(), reply.segments, &scope);
     if (scope_) {
@@ -120,6 +121,7 @@ void PendingResult::refuse_return(wire::InFrame& reply, size_t changed_tensor) {
       const auto payload = message.root<schema::Return>().getPayload();
       if (payload.getValues().size() != 1) return;
       CallScope scope(*worker_, peer_, MessageWay::kReply);
+      scope.set_deadline(deadline_);
       scope.borrow(std::move(reply.borrowed));
       const TensorList tensors = read_tensors(payload, reply.segments, &scope);
       Reader reader(tensors, reply.segments, &scope);
@@ -178,12 +180,14 @@ void OutgoingCall::subject(std::span<const std::byte> bytes) {
 
 void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions& options,
                         bool will_wait) {
+  publish_device_work();
   Extensions extensions;
   if (Interceptor* interceptor = worker_.interceptor()) {
     result->scope_ = interceptor->before_request(to_, writer_.tensors(), extensions);
   }
   const Deadline deadline = worker_.deadline_for(options);
   scope_.set_deadline(deadline);
+  result->deadline_ = deadline;
   guard_write([&] {
     if (!extensions.empty()) write_extensions(call_, extensions);
     write_tensors(call_.getPayload(), writer_, Bulk::kShare, &result->borrowed_);
@@ -195,7 +199,7 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   frame.header.chain = agent::current_call().chain;
   frame.segments = std::move(segments_);
   if (auto lent = scope_.lent()) {
-    result->lent_ = std::make_unique<PendingResult::Lent>(lent->over(), result, deadline);
+    result->lent_ = std::make_unique<PendingResult::Lent>(lent->over(), result);
     frame.lent = std::move(lent);
   }
   PendingResult& pending = *result;

@@ -62,11 +62,10 @@ class PendingResult : public agent::ReplyHandler {
   friend class OutgoingCall;
   // Memory of a device that the call lends: it is over only when that is the caller's again.
   struct Lent {
-    Lent(Future<void> ready, std::weak_ptr<PendingResult> call, Deadline at_most)
-        : over(std::move(ready)), self(std::move(call)), deadline(at_most) {}
+    Lent(Future<void> ready, std::weak_ptr<PendingResult> call)
+        : over(std::move(ready)), self(std::move(call)) {}
     const Future<void> over;
     const std::weak_ptr<PendingResult> self;
-    const Deadline deadline;
     std::atomic<bool> is_told{false};
   };
   void reply_when_given_back(wire::InFrame&& reply) noexcept;
@@ -81,6 +80,7 @@ class PendingResult : public agent::ReplyHandler {
   const int peer_;
   const CallName name_;
   const TimePoint begun_;
+  Deadline deadline_;
   uint64_t chain_ = 0;
   std::shared_ptr<Interceptor::Scope> scope_;
   std::vector<CallScope::OnOutcome> outcomes_;
@@ -108,7 +108,10 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
     if constexpr (!std::is_void_v<T>) Codec<T>::read(value, reader);
   }
   bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
-  void take_over() override { wait_for_devices(); }
+  void take_over() override {
+    wait_for_devices();
+    observe_device_work();  // of what was called back meanwhile
+  }
 };
 
 // Threading: used by one thread, and short-lived: it holds the thread's scratch memory.

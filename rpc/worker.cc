@@ -75,6 +75,20 @@ void Worker::set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept 
   interceptor_ = std::move(interceptor);
 }
 
+agent::MessengerCounters Worker::counters() const {
+  agent::MessengerCounters counters = messenger_->counters();
+  if (device_carrier_) counters.bytes_of_devices = device_carrier_->bytes_come();
+  return counters;
+}
+
+std::vector<Route> Worker::routes() const {
+  std::vector<Route> routes = messenger_->routes();
+  if (device_carrier_) {
+    for (Route& route : routes) device_carrier_->describe(route);
+  }
+  return routes;
+}
+
 void Worker::set_device_carrier(std::shared_ptr<DeviceCarrier> carrier) noexcept {
   device_carrier_ = std::move(carrier);
 }

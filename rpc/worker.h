@@ -103,9 +103,9 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   Millis rpc_timeout() const noexcept { return settings_.rpc_timeout; }
   Millis shutdown_timeout() const noexcept { return settings_.shutdown_timeout; }
-  agent::MessengerCounters counters() const { return messenger_->counters(); }
+  agent::MessengerCounters counters() const;
   // The ways to other workers that are open.
-  std::vector<Route> routes() const { return messenger_->routes(); }
+  std::vector<Route> routes() const;
   // Of all calls that this worker made and that have ended.
   CallTimes call_times() const { return call_times_.read(); }
 

@@ -1,5 +1,8 @@
 #include <farspan/rref/codec.h>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <farspan/c10d/values/device_tensors.h>
 #include <farspan/rpc/call_scope.h>
 
 namespace farspan::rref {
@@ -37,6 +40,21 @@ std::shared_ptr<Handle> read_handle(farspan::schema::Value::Reader in, Reader& r
   auto handle = table.received(call.peer(), data);
   if (!table.confirmed(*handle)) call.wait_first(table.confirmation(*handle));
   return handle;
+}
+
+int place_of(at::Device device) {
+  if (device.is_cpu()) return DeviceTensors::kCpu;
+  if (device.has_index()) return device.index();
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
+}
+
+at::Tensor moved_to(at::Device device, const at::Tensor& tensor) {
+  try {
+    return tensor.to(device, tensor.scalar_type());
+  } catch (const c10::Error& failure) {
+    throw Error(Code::kUnavailable, failure.what_without_backtrace())
+        .operation("to_here(" + device.str() + ")");
+  }
 }
 
 }  // namespace farspan::rref

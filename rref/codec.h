@@ -3,6 +3,8 @@
 // How references travel inside arguments and results.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 
 #include <farspan/c10d/values/value_io.h>
@@ -18,5 +20,12 @@ void write_handle(farspan::schema::Value::Builder out, const Handle& handle, Wri
 
 // Takes the reference over. The function that it is an argument of runs once the owner knows.
 std::shared_ptr<Handle> read_handle(farspan::schema::Value::Reader in, Reader& reader);
+
+// The place, as DeviceTensors has it, of a device of this process; the current one, if it has no
+// number.
+int place_of(at::Device device);
+// The same values there; the tensor itself if it is there already.
+//   throws  Error kUnavailable: there is no such device, or it has failed
+at::Tensor moved_to(at::Device device, const at::Tensor& tensor);
 
 }  // namespace farspan::rref

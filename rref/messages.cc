@@ -70,6 +70,7 @@ std::vector<std::byte> encode(const Subject& subject) {
   auto out = builder.init_root<schema::Subject>();
   if (subject.made) write(out.initMade(), *subject.made);
   if (subject.self) write(out.initSelf(), *subject.self);
+  if (subject.place) out.setPlace(static_cast<int16_t>(*subject.place));
   return finished(builder);
 }
 
@@ -106,6 +107,7 @@ Subject decode_subject(std::span<const std::byte> bytes) {
     Subject subject;
     if (in.hasMade()) subject.made = read(in.getMade());
     if (in.hasSelf()) subject.self = read(in.getSelf());
+    if (in.getPlace() >= -1) subject.place = in.getPlace();
     return subject;
   });
 }

@@ -17,6 +17,8 @@ namespace farspan::rref {
 struct Subject {
   std::optional<ForkData> made;  // the reference that it is to make
   std::optional<RRefId> self;    // the value that a method runs on, or that is fetched
+  // Where what is fetched is to arrive, as DeviceTensors has it; none: where the device map says.
+  std::optional<int> place{};
 };
 
 std::vector<std::byte> encode(const ForkData& data);

@@ -31,10 +31,12 @@ struct Reference {
 }
 
 # Call.subject of kinds REMOTE CALL (made: the reference to make; self: what a method runs on),
-# RREF CALL and RREF FETCH (self alone).
+# RREF CALL and RREF FETCH (self alone). A fetch may say which of the asker's devices the value is to
+# arrive on: -1, the processor's memory; -2, where the device map says.
 struct Subject {
   made @0 :Reference;
   self @1 :RRef;
+  place @2 :Int16 = -2;
 }
 
 # Kind RREF CONTROL.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -54,8 +55,14 @@ class RRef {
   //   grads    inside a dist_autograd::Context: recorded as one send/recv pair
   //   cost     1 round trip and 1 copy of T; neither when is_owner()
   T to_here(const CallOptions& options = {}) const requires Encodable<T> {
-    if (is_owner()) return result_cast<T>(*local(options));
-    return start<T>(wire::Kind::kRRefFetch, "to_here", "", 0, options, true, nullptr).wait();
+    if (is_owner()) return *local(options);
+    return fetch(std::nullopt, options);
+  }
+  // The same for a tensor, straight onto that device of this process, whatever the device map says.
+  T to_here(at::Device device,
+            const CallOptions& options = {}) const requires std::is_same_v<T, at::Tensor> {
+    const T value = is_owner() ? *local(options) : fetch(rref::place_of(device), options);
+    return rref::moved_to(device, value);  // an owner without devices sends to the CPU
   }
 
   // The value itself, not a copy; waits for it to be made.
@@ -66,7 +73,7 @@ class RRef {
           .operation("local_value")
           .advice("use to_here(), which copies the value");
     }
-    return result_cast<T>(*local(options));
+    return *local(options);
   }
 
   // Calls a method of the value, where it lives. For RRef<std::shared_ptr<Net>> and module holders,
@@ -120,13 +127,16 @@ class RRef {
   const RRefId& rref_id() const { return live().id().rref; }
   std::shared_ptr<Worker> worker() const { return live().table().worker(); }
 
-  std::shared_ptr<Result> local(const CallOptions& options) const {
+  std::shared_ptr<T> local(const CallOptions& options) const {
     RRefTable& table = live().table();
     table.check(*handle_);
     const auto here = worker();
     const auto value = table.local_value(rref_id(), here->rank(), here->deadline_for(options));
     here->messenger().wait(*value.state(), Deadline::never(), -1);
-    return value.value();
+    const std::shared_ptr<Result>& result = value.value();
+    T& held = result_cast<T>(*result);
+    take_from_devices(held);
+    return {result, &held};
   }
 
   template <class M, class... Args>
@@ -136,23 +146,30 @@ class RRef {
                   "the arguments do not fit the method, or it is no method of the value");
     static_assert(ResultTravels<M>, "the result has no Codec: call it with remote()");
     const Function& function = registered_method<Object>(method);
-    return start<result_of_t<M>>(wire::Kind::kRRefCall, verb, function.name, function.id, options,
-                                 will_wait, [&](OutgoingCall& outgoing) {
-                                   write_arguments<M>(function, outgoing.payload(),
-                                                      outgoing.writer(),
-                                                      std::forward<Args>(args)...);
-                                 });
+    return start<result_of_t<M>>(
+        wire::Kind::kRRefCall, {verb, function.name}, function.id, {std::nullopt, rref_id()},
+        options, will_wait, [&](OutgoingCall& outgoing) {
+          write_arguments<M>(function, outgoing.payload(), outgoing.writer(),
+                             std::forward<Args>(args)...);
+        });
+  }
+
+  T fetch(std::optional<int> place, const CallOptions& options) const {
+    if (!worker()->device_carrier()) place.reset();
+    return start<T>(wire::Kind::kRRefFetch, {"to_here", text()}, 0,
+                    {std::nullopt, rref_id(), place}, options, true, [](OutgoingCall&) {})
+        .wait();
   }
 
   template <class R, class Write>
-  Future<R> start(wire::Kind kind, const char* verb, const std::string& function, uint64_t id,
+  Future<R> start(wire::Kind kind, CallName name, uint64_t function, const rref::Subject& subject,
                   const CallOptions& options, bool will_wait, Write write) const {
     live().table().check(*handle_);
     const int to = rref_id().owner.rank;
     const auto here = worker();
-    OutgoingCall outgoing(*here, to, kind, {verb, function.empty() ? text() : function}, id);
-    outgoing.subject(rref::encode(rref::Subject{std::nullopt, rref_id()}));
-    if constexpr (!std::is_null_pointer_v<Write>) write(outgoing);
+    OutgoingCall outgoing(*here, to, kind, std::move(name), function);
+    outgoing.subject(rref::encode(subject));
+    write(outgoing);
     auto state = std::make_shared<CallState<R>>(here, to, outgoing.name());
     state->keep(handle_);
     outgoing.send(state, options, will_wait);

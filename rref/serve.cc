@@ -30,6 +30,7 @@ void RRefTable::on_control(const agent::Request& request) {
 }
 
 void RRefTable::set_value(const RRefId& id, const std::shared_ptr<Result>& value) noexcept {
+  publish_device_work();
   step_quietly([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
     values_.emplace(id, value);
     p.value_set(id, std::nullopt, messenger_->now());
@@ -155,6 +156,7 @@ void RRefTable::serve_call(IncomingCall call) {
 void RRefTable::serve_fetch(IncomingCall call) {
   try {
     const rref::Subject subject = rref::decode_subject(call.subject());
+    if (subject.place) call.answer_at(*subject.place);
     with_value(call, self_of(subject), [](IncomingCall& ready, const Object& object) {
       const std::shared_ptr<Result> value = object.wait();
       ready.begin();

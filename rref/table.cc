@@ -147,6 +147,7 @@ void RRefTable::set_timer() {
 }
 
 RRefTable::HandlePtr RRefTable::adopt(std::shared_ptr<Result> value, const std::string& what) {
+  publish_device_work();
   const HandleId id = step([&](rref::RRefProtocol& p) FARSPAN_REQUIRES(mutex_) {
     const HandleId made = p.create_local(what);
     values_.emplace(made.rref, std::move(value));

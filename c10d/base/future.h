@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/future_core.h>
 
@@ -35,6 +36,7 @@ class FutureState : public FutureCore {
  public:
   template <class... Args>
   bool set_value(Args&&... args) {
+    publish_device_work();
     return complete([&] { value_.emplace(std::forward<Args>(args)...); });
   }
   bool set_error(Error error) {
@@ -50,8 +52,8 @@ class FutureState : public FutureCore {
   }
 
  private:
-  // In the thread of whoever takes the value, each time: what else he needs is his from then on.
-  virtual void take_over() {}
+  // In the thread of whoever takes the value, each time: his devices may use it from then on.
+  virtual void take_over() { take_from_devices(*value_); }
 
   std::optional<Stored<T>> value_;
   std::optional<Error> error_;

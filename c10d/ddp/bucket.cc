@@ -13,9 +13,9 @@ using at::Tensor;
 
 // One memcpy where LibTorch's copy_ would do the same after a microsecond of looking for it.
 void copy_elements(const Tensor& to, const Tensor& from) {
-  const bool alike = from.layout() == at::kStrided && from.scalar_type() == to.scalar_type() &&
-                     from.strides() == to.strides() && from.is_non_overlapping_and_dense() &&
-                     !from.is_conj() && !from.is_neg();
+  const bool alike = from.is_cpu() && to.is_cpu() && from.layout() == at::kStrided &&
+                     from.scalar_type() == to.scalar_type() && from.strides() == to.strides() &&
+                     from.is_non_overlapping_and_dense() && !from.is_conj() && !from.is_neg();
   if (alike && from.sizes() == to.sizes()) {
     if (from.numel() > 0) {
       std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
@@ -57,8 +57,13 @@ bool Bucket::holds(size_t i, const Tensor& gradient) const {
 
 void Bucket::put(size_t i, const Tensor& gradient) {
   if (gradient.defined()) return copy_elements(gradients_[i], gradient);
-  if (gradients_[i].numel() > 0) {
-    std::memset(gradients_[i].mutable_data_ptr(), 0, gradients_[i].nbytes());
+  const Tensor& place = gradients_[i];
+  if (place.numel() == 0) return;
+  if (place.is_cpu()) {
+    std::memset(place.mutable_data_ptr(), 0, place.nbytes());
+  } else {
+    const at::NoGradGuard no_grad;
+    Tensor(place).zero_();
   }
 }
 

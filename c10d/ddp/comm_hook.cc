@@ -20,7 +20,9 @@ BucketResult start_average(const GradBucket& bucket, at::Tensor tensor) {
   ReduceOptions options;
   options.group = bucket.group();
   options.op = by_all ? ReduceOp::kAvg : ReduceOp::kSum;
-  const Work work = bucket.is_last() ? Work() : all_reduce_async(tensor, options);
+  // Where the caller waits for the last one anyway, it performs that itself.
+  const bool waits = bucket.is_last() && tensor.is_cpu();
+  const Work work = waits ? Work() : all_reduce_async(tensor, options);
   return [work, tensor = std::move(tensor), options, by_all, divisor = bucket.divisor()] {
     if (work.valid()) {
       work.wait();

@@ -64,7 +64,7 @@ using BucketResult = std::function<at::Tensor()>;
 using CommHook = std::function<BucketResult(GradBucket& bucket)>;
 
 // Averages `tensor` over the ranks, in place: for use in hooks. In the background, but for the last
-// bucket: there the thread that asks for the result does it itself, and no other is woken.
+// bucket of the CPU: there the thread that asks for the result does it itself, and wakes no other.
 BucketResult start_average(const GradBucket& bucket, at::Tensor tensor);
 
 // What DDP does without a hook.

@@ -104,9 +104,9 @@ struct ContainedModule<T> {
 }  // namespace detail
 
 // It is a module that has the other one as its child "module". Parameters are the other module's:
-// of any mix of dtypes, on the CPU. They must not be replaced by other tensors or converted any
-// more; torch::load() into the module, by all ranks and between a backward pass and the next
-// forward pass, is fine.
+// of any mix of dtypes, all on the CPU or all on one device. They must not be replaced by other
+// tensors or converted any more; torch::load() into the module, by all ranks and between a backward
+// pass and the next forward pass, is fine.
 //
 //   Net  a module (class Net : torch::nn::Module), or a holder of one (torch::nn::Linear)
 //
@@ -133,9 +133,9 @@ class DistributedDataParallel : public detail::DataParallelModule {
  public:
   using Contained = typename detail::ContainedModule<Net>::type;
 
-  //   throws  Error: kInvalidArgument (no parameter requires a gradient, one is not on the CPU, has
-  //           elements that share memory, or is another DistributedDataParallel's; no such group),
-  //           kShapeMismatch (the ranks' modules or options differ: names how)
+  //   throws  Error: kInvalidArgument (no parameter requires a gradient, two are on different
+  //           devices, one has elements that share memory, or is another DistributedDataParallel's;
+  //           no such group), kShapeMismatch (the ranks' modules or options differ: names how)
   explicit DistributedDataParallel(std::shared_ptr<Contained> module,
                                    const DdpOptions& options = {})
       : DataParallelModule(module, options), module_(std::move(module)) {}

@@ -6,8 +6,10 @@
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -75,10 +77,12 @@ bool has_elements_that_share_memory(const Tensor& tensor) {
 
 void check_usable(const Tensor& tensor, const std::string& name) {
   if (!tensor.defined()) refuse("'" + name + "' is not defined", "initialise it first");
-  if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
+  const c10::DeviceType where = tensor.device().type();
+  const bool has_memory = where == at::kCPU || at::accelerator::isAccelerator(where);
+  if (!has_memory || tensor.layout() != at::kStrided) {
     std::ostringstream what;
     what << "'" << name << "' is " << tensor.layout() << " on " << tensor.device();
-    refuse(what.str(), "DistributedDataParallel takes strided tensors on the CPU");
+    refuse(what.str(), "DistributedDataParallel takes strided tensors of the CPU and of devices");
   }
   if (has_elements_that_share_memory(tensor)) {
     refuse("'" + name + "' has elements that share memory, which cannot be written each by itself",
@@ -90,6 +94,7 @@ std::string describe(const Tensor& tensor, const std::string& name, bool sparse)
   std::ostringstream text;
   text << "'" << name << "' " << at::toString(tensor.scalar_type()) << " " << tensor.sizes()
        << " with strides " << tensor.strides() << (sparse ? " with sparse gradients" : "");
+  if (!tensor.is_cpu()) text << " on " << c10::DeviceTypeName(tensor.device().type(), true);
   return text.str();
 }
 
@@ -175,6 +180,20 @@ void broadcast_packed(const std::vector<Tensor>& tensors, int src, const Collect
   });
 }
 
+// The same of devices, by those of one dtype.
+void broadcast_joined(const std::vector<Tensor>& tensors, int src, const CollectiveOptions& to) {
+  std::vector<Tensor> rows;
+  for (const Tensor& one : tensors) rows.push_back(one.reshape({-1}));
+  const Tensor joined = at::cat(rows);
+  broadcast(joined, src, to);
+  if (get_rank(to.group) == to.group->group_rank(src)) return;
+  int64_t begin = 0;
+  for (const Tensor& one : tensors) {
+    Tensor(one).copy_(joined.narrow(0, begin, one.numel()).view(one.sizes()));
+    begin += one.numel();
+  }
+}
+
 }  // namespace
 
 std::vector<Tensor> ModuleState::all() const {
@@ -188,11 +207,15 @@ void ModuleState::follow() {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Tensor& one = parameters[i];
     const Kind& before = kinds[i];
-    if (one.scalar_type() == before.type && one.sizes() == before.shape && one.is_cpu()) continue;
+    if (one.scalar_type() == before.type && one.sizes() == before.shape &&
+        one.device() == before.device) {
+      continue;
+    }
     std::ostringstream what;
     what << "'" << names[i] << "' was " << at::toString(before.type) << " "
-         << at::IntArrayRef(before.shape) << " on cpu, and is " << at::toString(one.scalar_type())
-         << " " << one.sizes() << " on " << one.device() << " now";
+         << at::IntArrayRef(before.shape) << " on " << before.device << ", and is "
+         << at::toString(one.scalar_type()) << " " << one.sizes() << " on " << one.device()
+         << " now";
     refuse(what.str(), "convert the module first, then wrap it");
   }
   follow_memory(own_frozen, frozen);
@@ -227,9 +250,14 @@ ModuleState read_module(const torch::nn::Module& module, const DdpOptions& optio
       state.frozen.push_back(tensor.variable_data());
       continue;
     }
+    if (!state.parameters.empty() && tensor.device() != state.parameters.front().device()) {
+      refuse("'" + item.key() + "' is on " + tensor.device().str() + ", and '" +
+                 state.names.front() + "' on " + state.parameters.front().device().str(),
+             "move the module to one device first; wrap parts of it that are on several each");
+    }
     state.parameters.push_back(tensor);
     state.names.push_back(item.key());
-    state.kinds.push_back({tensor.scalar_type(), tensor.sizes().vec()});
+    state.kinds.push_back({tensor.scalar_type(), tensor.sizes().vec(), tensor.device()});
     state.sparse.push_back(sparse.contains(tensor.unsafeGetTensorImpl()) ||
                            named(options.sparse_parameters, item.key()));
   }
@@ -282,14 +310,27 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int src, const Group&
   with.group = group;
   const int from = group->global_rank(src);
   std::vector<Tensor> small;
+  std::vector<std::vector<Tensor>> of_devices;  // alike; in the module's order, that of all ranks
   for (const Tensor& one : tensors) {
     if (one.nbytes() > kPackedBytes) {
       broadcast(one, from, with);
-    } else {
+    } else if (one.is_cpu()) {
       small.push_back(one);
+    } else if (one.numel() > 0) {
+      const auto alike = [&](const std::vector<Tensor>& others) {
+        return others.front().device() == one.device() &&
+               others.front().scalar_type() == one.scalar_type();
+      };
+      const auto found = std::find_if(of_devices.begin(), of_devices.end(), alike);
+      if (found == of_devices.end()) {
+        of_devices.push_back({one});
+      } else {
+        found->push_back(one);
+      }
     }
   }
   broadcast_packed(small, from, with);
+  for (const std::vector<Tensor>& alike : of_devices) broadcast_joined(alike, from, with);
 }
 
 }  // namespace farspan::dist

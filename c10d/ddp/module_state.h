@@ -27,6 +27,7 @@ struct ModuleState {
   struct Kind {
     at::ScalarType type;
     std::vector<int64_t> shape;
+    at::Device device;
   };
   std::vector<Kind> kinds;  // of parameters, when they were read
   // All other tensors that rank 0 gives to the others: the memory of the module's own.
@@ -41,9 +42,9 @@ struct ModuleState {
   std::string names_of(const std::vector<size_t>& parameters) const;
 };
 
-//   throws  Error kInvalidArgument: no parameter requires a gradient, one is not on the CPU, not
-//           defined or has elements that share memory, or a name in `options` is not one of the
-//           module's
+//   throws  Error kInvalidArgument: no parameter requires a gradient, two are on different devices,
+//           one is not defined or has elements that share memory, or a name in `options` is not one
+//           of the module's
 ModuleState read_module(const torch::nn::Module& module, const DdpOptions& options);
 
 // Reads it on all ranks, and compares what they have: number, names, dtypes, shapes and strides,

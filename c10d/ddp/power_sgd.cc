@@ -128,6 +128,11 @@ PowerSgdHook::PowerSgdHook(const PowerSgdOptions& options)
 PowerSgdHook::Traffic PowerSgdHook::traffic() const { return memory_->traffic; }
 
 BucketResult PowerSgdHook::operator()(GradBucket& bucket) {
+  if (!bucket.buffer().is_cpu()) {
+    throw Error(Code::kInvalidArgument, "PowerSgdHook works on the CPU, and the gradients are on " +
+                                            bucket.buffer().device().str())
+        .advice("use fp16_compress_hook, bf16_compress_hook or no hook");
+  }
   Memory& memory = *memory_;
   const uint64_t iteration = bucket.is_last() ? memory.iteration++ : memory.iteration;
   const auto type = bucket.buffer().scalar_type();

@@ -36,7 +36,7 @@ struct PowerSgdOptions {
 //   memory  error_feedback: as much as the gradients, once; the thin matrices
 //   cost    P and the uncompressed tensors travel while backward runs, Q at its end; three products
 //           of n m rank multiplications, P Q' with up to twice BLAS's time for ranks above 8
-//   throws  Error kInvalidArgument: a rank below 1, a start below 2
+//   throws  Error kInvalidArgument: a rank below 1, a start below 2; in use: gradients on a device
 //
 // Threading: see CommHook. Copies share what they remember; use one for one module.
 class PowerSgdHook {

@@ -69,8 +69,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   struct Slot {
     Bucket bucket;
     bool sparse = false;
-    at::Tensor sparse_gradient;  // in place of the bucket's
-    BucketResult result;         // when it is under way
+    at::Tensor sparse_gradient;           // in place of the bucket's
+    BucketResult result;                  // when it is under way
+    std::vector<c10::Stream> written_by;  // of devices, each once
   };
 
   Reducer(ModuleState state, const DdpOptions& options, Group group);
@@ -104,6 +105,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_come_to_the_end() const;
   void backward_failed() noexcept;
   [[noreturn]] void refuse_gradient(size_t parameter, ReductionProgress::Arrival arrival) const;
+  void note_stream(size_t parameter);
   void put(size_t parameter);
   void put_absent(size_t parameter);
   void put_sparse(size_t parameter, const at::Tensor& gradient);

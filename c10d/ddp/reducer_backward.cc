@@ -5,9 +5,11 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <farspan/c10d/ddp/backward_end.h>
 #include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/streams/streams.h>
 
 namespace farspan::dist {
 
@@ -172,7 +174,19 @@ void Reducer::backward_failed() noexcept {
   group_->abort("a backward pass of rank " + std::to_string(group_->rank()) + " has thrown");
 }
 
+// Gradients of one bucket may come on several streams.
+void Reducer::note_stream(size_t parameter) {
+  const at::Device device = state_.parameters[parameter].device();
+  if (device.is_cpu()) return;
+  std::vector<c10::Stream>& streams = slots_[progress_.bucket_of(parameter)].written_by;
+  const c10::Stream current = current_stream_of(device);
+  if (std::find(streams.begin(), streams.end(), current) == streams.end()) {
+    streams.push_back(current);
+  }
+}
+
 void Reducer::put(size_t parameter) {
+  note_stream(parameter);
   Slot& slot = slots_[progress_.bucket_of(parameter)];
   const at::Tensor gradient = store_->gradient(state_.parameters[parameter]);
   if (slot.sparse) return put_sparse(parameter, gradient);
@@ -194,6 +208,7 @@ void Reducer::put(size_t parameter) {
 // What it has from before counts on the ranks where the parameter is used. Where it is used on none
 // it must stay as it is, so it must not lie in the bucket.
 void Reducer::put_absent(size_t parameter) {
+  note_stream(parameter);
   Slot& slot = slots_[progress_.bucket_of(parameter)];
   const at::Tensor gradient = store_->gradient(state_.parameters[parameter]);
   if (slot.sparse) return put_sparse(parameter, gradient);
@@ -213,9 +228,9 @@ void Reducer::put_sparse(size_t parameter, const at::Tensor& gradient) {
     // No rows.
     std::vector<int64_t> shape = own.sizes().vec();
     shape[0] = 0;
-    place =
-        at::sparse_coo_tensor(at::empty({1, 0}, at::kLong),
-                              at::empty(shape, own.options().requires_grad(false)), own.sizes());
+    place = at::sparse_coo_tensor(
+        at::empty({1, 0}, own.options().dtype(at::kLong).requires_grad(false)),
+        at::empty(shape, own.options().requires_grad(false)), own.sizes());
     return;
   }
   if (!gradient.is_sparse()) {
@@ -241,6 +256,9 @@ void Reducer::launch(size_t index) {
 
 void Reducer::launch_bucket(size_t index) {
   Slot& slot = slots_[index];
+  for (const c10::Stream& stream : std::exchange(slot.written_by, {})) {
+    follow(current_stream_of(stream.device()), stream);
+  }
   if (slot.sparse) {
     ReduceOptions options;
     options.group = group_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/streams/streams.h>
 
 namespace farspan::dist {
 
@@ -44,6 +45,7 @@ void Reducer::finish_bucket(size_t index) {
         .advice("give as many as GradBucket::buffer() has, of any dtype, in its order");
   }
   const at::NoGradGuard no_grad;
+  if (!average.is_cpu()) record_use(average, current_stream_of(average.device()));
   at::Tensor(flat).copy_(average.reshape({-1}));
 }
 

@@ -54,6 +54,9 @@ class Devices {
   // The same in every process of every host, whatever number the device has there.
   virtual std::string uuid(int device) const = 0;
 
+  // The calling thread is for this device from now on: what it calls makes no context on another.
+  virtual void enter(int) {}
+
   // At least 256-byte aligned; its contents are undefined.
   virtual void* allocate(int device, size_t bytes) = 0;
   // May block until all work of the device is done.

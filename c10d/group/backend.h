@@ -15,6 +15,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/device/devices.h>
 #include <farspan/c10d/group/signature.h>
 
 namespace farspan::dist {
@@ -27,15 +28,41 @@ struct Block {
   size_t count = 0;
 };
 
+// A collective of a device's memory, as work of a stream.
+struct DeviceCall {
+  device::Stream stream;
+  // Set by the backend, when the stream has been given it: ready when the device has done it, or
+  // when it has been given up, with why.
+  Future<int> ended;
+};
+
 // One collective, as one rank calls it.
 struct Call {
   Signature signature;
   DType type = {};    // of the blocks: the signature's, unless an operation takes several calls
   double factor = 1;  // of PREMUL_SUM
   Deadline deadline;
+  // Null: blocks are memory of the processor. Else of that stream's device, and the call returns
+  // when the stream has been given it: what it is given then comes after it. The parts of an
+  // all_gather or a reduce_scatter lie one after the other then, where they have one size.
+  DeviceCall* on_device = nullptr;
 
   ReduceOp::Kind reduce() const noexcept { return static_cast<ReduceOp::Kind>(signature.reduce); }
   int root() const noexcept { return signature.root; }
+};
+
+// A message of a device's memory, and how it goes on there.
+struct DeviceMessage {
+  // What it has been given when the message is called comes before it.
+  device::Stream stream;
+  // Kept until no device uses it any more: whatever holds on to the block.
+  std::shared_ptr<const void> memory = {};
+  // Nobody else writes the memory: a send to itself need not wait for its receive.
+  bool is_own = false;
+  // Set by the backend, when the message's future is ready and has no error: has a stream wait for
+  // its end, and what DeviceCall::ended is.
+  std::function<void(device::Stream)> hold_up = {};
+  Future<int> ended = {};
 };
 
 // A message from one rank to another.
@@ -44,6 +71,13 @@ struct Message {
   int tag = 0;
   DType type = {};
   Deadline deadline;
+  // Null: the block is memory of the processor. Else of that stream's device, and the message's
+  // future is ready when the device has been given it.
+  std::shared_ptr<DeviceMessage> on_device = nullptr;
+  // Of the cpu backend: the block's elements are a device's, and go another way. What goes this way
+  // is a number beside them, from where the sender has it to where the receiver wants it; it goes
+  // to a receive that is for such elements, too, and is not sent before that is there.
+  uint64_t* announced_by = nullptr;
 };
 
 inline constexpr const char* kDefaultGroup = "the default group";
@@ -82,6 +116,19 @@ class Backend {
   // A rank of the group as errors name it: "rank 3 (host:pid)", in the default group.
   virtual std::string name_of(int rank) const = 0;
 
+  // The kind of devices, as Devices::kind() says it, whose memory blocks may be; empty: none, and
+  // the group copies such tensors to memory of the processor and back.
+  virtual std::string_view device_kind() const noexcept { return {}; }
+  // Why it cannot reduce such memory; empty: it can.
+  virtual std::string why_not_on_device(ReduceOp::Kind, DType) const { return {}; }
+  // Whether it can work on the stream's device now.
+  //   throws  Error kInvalidArgument
+  virtual void check_device(device::Stream) const {}
+
+  // Whether the next call on a device waits for other ranks, as the first one of a group does. (So
+  // may the first of a kind, where it connects.) Else it only gives the device work.
+  virtual bool waits_on_device() const noexcept { return true; }
+
   // The root's data comes to all.
   virtual void broadcast(const Call& call, Block data) = 0;
   // In place, on all ranks.
@@ -106,13 +153,17 @@ class Backend {
   // The future is ready when `data` may be used again; whether the receiver has asked for it by
   // then is not said. Its value is the other rank. Errors fail the future only.
   virtual Future<int> send(const Message& message, Block data) = 0;
-  // kShapeMismatch when what comes has another type or size.
+  // kShapeMismatch when what comes has another type or size, or is on a device where this is not.
   virtual Future<int> recv(const Message& message, Block data) = 0;
 
   // Ends messages and collectives that are under way, here and on the other ranks, and all that
   // come, with `why`. Does not block; the first of the earliest collective counts.
   //   since  the sequence of the first collective that ends: what is before goes on
   virtual void abort(const Error& why, uint64_t since) noexcept = 0;
+
+  // Waits until devices have ended what they have been given, which others may need: its callers
+  // have gone on.
+  virtual void finish(Deadline) noexcept {}
 
   // This rank calls nothing more: what is under way here ends with kShutdown. Other ranks that need
   // it see that it has left. Does not block.

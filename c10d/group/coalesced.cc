@@ -1,16 +1,31 @@
 // Collectives of many tensors at once: they travel as one, in memory of its own.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include <farspan/c10d/group/collectives.h>
 #include <farspan/c10d/group/start.h>
 #include <farspan/c10d/group/tensor_block.h>
+#include <farspan/c10d/streams/streams.h>
+#include <farspan/c10d/streams/unrecorded.h>
 
 namespace farspan::dist {
 namespace {
 
 using Tensors = std::vector<Tensor>;
+using Use = TensorBlock::Use;
+
+// They are joined there.
+void on_one_device(const Start& start, const Tensors& tensors) {
+  for (const Tensor& one : tensors) {
+    if (one.device() == tensors.front().device()) continue;
+    start.refuse("tensors on " + tensors.front().device().str() + " and on " + one.device().str(),
+                 "give tensors of one device");
+  }
+}
 
 Start start_of(Op op, const Group& group, const char* called, const Tensors& tensors,
                const char* name) {
@@ -18,6 +33,7 @@ Start start_of(Op op, const Group& group, const char* called, const Tensors& ten
   if (tensors.empty()) start.refuse(std::string(name) + " is empty");
   start.tensor(tensors.front(), "the first of " + std::string(name));
   for (const Tensor& one : tensors) start.also(one, "an entry of " + std::string(name));
+  on_one_device(start, tensors);
   return start;
 }
 
@@ -32,50 +48,95 @@ void pair(Start& start, const Tensors& wholes, const char* whole_name, const Ten
     start.also(wholes[i], "an entry of " + std::string(whole_name));
     start.equal_parts(wholes[i], parts[i], "an entry of " + std::string(whole_name));
   }
+  on_one_device(start, wholes);
   start.number_and_shapes_of(parts);
 }
 
-// A row for each rank, with its part of each of the tensors.
-Tensor rows_of(const Tensors& wholes, int64_t ranks, double factor) {
-  const at::NoGradGuard no_grad;
-  Tensors parts;
-  for (const Tensor& whole : wholes) parts.push_back(whole.reshape({ranks, whole.numel() / ranks}));
-  const Tensor rows = at::cat(parts, 1);
-  return factor == 1 ? rows : times(rows, factor);
+// What a call needs besides its tensors: made in its turn, of what they are then; those of devices
+// by the caller, since it is his streams that have written them.
+template <class Make>
+auto in_turn(const Tensors& tensors, Make make) {
+  using Made = decltype(make());
+  if (tensors.front().is_cpu()) return std::function<Made()>(std::move(make));
+  return std::function<Made()>([made = make()] { return made; });
 }
 
-void write_rows(const Tensor& rows, const Tensors& wholes) {
+// All of them, one after the other.
+Tensor join(const Tensors& tensors) {
   const at::NoGradGuard no_grad;
+  Tensors rows;
+  for (const Tensor& one : tensors) rows.push_back(copyable(one).reshape({-1}));
+  return at::cat(rows);
+}
+
+// It is written by the calling thread's current stream, whoever lets go of it.
+void use_here(const Tensor& tensor) {
+  if (!tensor.is_cpu()) record_use(tensor, current_stream_of(tensor.device()));
+}
+
+// Writes to each its part of what join() would give.
+void split(const Tensor& joined, const Tensors& tensors) {
+  int64_t begin = 0;
+  for (const Tensor& one : tensors) {
+    // The thread that performs it is not always the one that has called it.
+    const Unrecorded writing(one);
+    use_here(one);
+    copyable(one).copy_(joined.narrow(0, begin, one.numel()).view(one.sizes()));
+    begin += one.numel();
+  }
+}
+
+// A row for each rank, with its part of each of the tensors.
+Tensor join_rows(const Tensors& wholes, int64_t ranks) {
+  const at::NoGradGuard no_grad;
+  Tensors parts;
+  for (const Tensor& whole : wholes) {
+    parts.push_back(copyable(whole).reshape({ranks, whole.numel() / ranks}));
+  }
+  return at::cat(parts, 1);
+}
+
+void split_rows(const Tensor& rows, const Tensors& wholes) {
   int64_t begin = 0;
   for (const Tensor& whole : wholes) {
     const int64_t width = whole.numel() / rows.size(0);
-    const c10::InferenceMode inference(whole.is_inference());
-    Tensor(whole).copy_(rows.narrow(1, begin, width).reshape(whole.sizes()));
+    const Unrecorded writing(whole);
+    use_here(whole);
+    copyable(whole).copy_(rows.narrow(1, begin, width).reshape(whole.sizes()));
     begin += width;
   }
 }
 
-std::vector<Block> blocks_of(const Tensor& rows) {
+// Of rows, those of each rank.
+std::vector<Block> blocks_of(const TensorBlock& rows, int64_t ranks) {
   std::vector<Block> blocks;
-  const auto width = static_cast<size_t>(rows.size(1));
-  for (int64_t row = 0; row < rows.size(0); ++row) {
-    blocks.push_back({static_cast<std::byte*>(rows.data_ptr()) +
-                          static_cast<size_t>(row) * width * rows.element_size(),
-                      width});
+  const Block all = rows.block();
+  const size_t width = all.count / static_cast<size_t>(ranks);
+  for (size_t row = 0; row < static_cast<size_t>(ranks); ++row) {
+    blocks.push_back({all.data + row * width * rows.element_size(), width});
   }
   return blocks;
 }
+
+// What goes in, and what comes out.
+struct InAndOut {
+  TensorBlock in, out;
+};
 
 auto plan_all_reduce_coalesced(const Tensors& tensors, const ReduceOptions& options) {
   Start start = start_of(Op::kAllReduce, options.group, "all_reduce_coalesced", tensors, "tensors");
   start.reduction(options.op).number_and_shapes_of(tensors);
   start.writes(tensors);
-  return start.plan(options, [tensors](Backend& backend, const Call& call) {
+  const auto joined = in_turn(tensors, [tensors, where = start.where()] {
+    return TensorBlock(join(tensors), Use::kReadWrite, where);
+  });
+  return start.plan(options, [tensors, joined](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
-    const TensorBlock joined = TensorBlock::joined(tensors);
-    const TensorBlock data = scaled ? joined.scaled(call.factor) : joined;
+    const TensorBlock all = joined();
+    all.begin(call.deadline);
+    const TensorBlock data = scaled ? all.scaled(call.factor) : all;
     backend.all_reduce(call, data.block());
-    data.split_into(tensors);
+    split(data.finished(), tensors);
   });
 }
 
@@ -86,12 +147,16 @@ auto plan_all_gather_coalesced(const Tensors& outputs, const Tensors& inputs,
   pair(start, outputs, "outputs", inputs, "inputs");
   start.writes(outputs);
   const int64_t ranks = start.size();
-  return start.plan(options, [outputs, inputs, ranks](Backend& backend, const Call& call) {
-    const TensorBlock own = TensorBlock::joined(inputs);
-    const auto width = static_cast<int64_t>(own.block().count);
-    const Tensor rows = at::empty({ranks, width}, inputs.front().options());
-    backend.all_gather(call, own.block(), blocks_of(rows));
-    write_rows(rows, outputs);
+  const auto made = in_turn(inputs, [inputs, ranks, where = start.where()] {
+    const Tensor own = join(inputs), rows = at::empty({ranks, own.numel()}, own.options());
+    return InAndOut{TensorBlock(own, Use::kRead, where), TensorBlock(rows, Use::kWrite, where)};
+  });
+  return start.plan(options, [outputs, made, ranks](Backend& backend, const Call& call) {
+    const InAndOut rows = made();
+    rows.in.begin(call.deadline);
+    rows.out.begin(call.deadline);
+    backend.all_gather(call, rows.in.block(), blocks_of(rows.out, ranks));
+    split_rows(rows.out.finished(), outputs);
   });
 }
 
@@ -103,12 +168,19 @@ auto plan_reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs
   pair(start, inputs, "inputs", outputs, "outputs");
   start.writes(outputs);
   const int64_t ranks = start.size();
-  return start.plan(options, [outputs, inputs, ranks](Backend& backend, const Call& call) {
+  const auto made = in_turn(inputs, [inputs, ranks, where = start.where()] {
+    const Tensor rows = join_rows(inputs, ranks);
+    const Tensor own = at::empty({rows.size(1)}, rows.options());
+    return InAndOut{TensorBlock(rows, Use::kRead, where), TensorBlock(own, Use::kWrite, where)};
+  });
+  return start.plan(options, [outputs, made, ranks](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
-    const Tensor rows = rows_of(inputs, ranks, scaled ? call.factor : 1);
-    const TensorBlock own = TensorBlock::joined(outputs);
-    backend.reduce_scatter(call, blocks_of(rows), own.block());
-    own.split_into(outputs);
+    const InAndOut rows = made();
+    rows.in.begin(call.deadline);
+    rows.out.begin(call.deadline);
+    const TensorBlock in = scaled ? rows.in.scaled(call.factor) : rows.in;
+    backend.reduce_scatter(call, blocks_of(in, ranks), rows.out.block());
+    split(rows.out.finished(), outputs);
   });
 }
 

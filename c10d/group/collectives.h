@@ -9,7 +9,7 @@
 // results are there; the ones that end in _async return at once, and go on in the background, in
 // the order of the calls.
 //
-//   tensors  on the CPU, of any dtype that travels (no quantized ones), strided in any way;
+//   tensors  of any dtype that travels (no quantized ones), strided in any way;
 //            all_reduce also takes sparse ones
 //   ranks    src, dst: in the default group
 //   throws   Error: kInvalidArgument (arguments that make no sense on this rank: nobody is told,

@@ -16,18 +16,19 @@ using Use = TensorBlock::Use;
 
 // Memory that is read must not be written before: `in` is copied where it shares some with `out`,
 // but for the place of this rank's own part.
-TensorBlock apart(const TensorBlock& in, const TensorBlocks& out, size_t self) {
+TensorBlock apart(Start& start, const TensorBlock& in, const TensorBlocks& out, size_t self) {
   std::vector<Block> own(out.blocks().size());
   if (!own.empty()) own[self] = in.block();
-  return overlap(own, out.blocks(), in.element_size()) ? in.moved() : in;
+  return overlap(own, out.blocks(), in.element_size()) ? start.use(in.moved()) : in;
 }
-TensorBlocks apart(const TensorBlocks& in, const TensorBlock& out, size_t self) {
+TensorBlocks apart(Start& start, const TensorBlocks& in, const TensorBlock& out, size_t self) {
   std::vector<Block> own(in.blocks().size());
   if (!own.empty()) own[self] = out.block();
-  return overlap(in.blocks(), own, out.element_size()) ? in.moved() : in;
+  return overlap(in.blocks(), own, out.element_size()) ? start.use(in.moved()) : in;
 }
-TensorBlocks apart(const TensorBlocks& in, const TensorBlocks& out, size_t element_size) {
-  return overlap(in.blocks(), out.blocks(), element_size) ? in.moved() : in;
+TensorBlocks apart(Start& start, const TensorBlocks& in, const TensorBlocks& out,
+                   size_t element_size) {
+  return overlap(in.blocks(), out.blocks(), element_size) ? start.use(in.moved()) : in;
 }
 
 auto plan_all_gather(const std::vector<Tensor>& tensor_list, const Tensor& tensor,
@@ -35,8 +36,9 @@ auto plan_all_gather(const std::vector<Tensor>& tensor_list, const Tensor& tenso
   Start start(Op::kAllGather, options.group);
   start.tensor(tensor, "the tensor").list(tensor_list, "tensor_list").shapes_of(tensor_list);
   start.same_count(tensor, tensor_list[start.rank()], "the tensor and its place in tensor_list");
-  const auto out = start.hold<TensorBlocks>(tensor_list, Use::kWrite);
-  const TensorBlock in = apart(start.hold<TensorBlock>(tensor, Use::kRead), out, start.rank());
+  const auto out = start.hold_list(tensor_list, Use::kWrite);
+  const TensorBlock in =
+      apart(start, start.hold<TensorBlock>(tensor, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.all_gather(call, in.block(), out.blocks());
     out.finish();
@@ -49,7 +51,8 @@ auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
   start.tensor(input, "input").also(output, "output");
   const auto out =
       start.hold<TensorBlocks>(output, start.equal_parts(output, input, "output"), Use::kWrite);
-  const TensorBlock in = apart(start.hold<TensorBlock>(input, Use::kRead), out, start.rank());
+  const TensorBlock in =
+      apart(start, start.hold<TensorBlock>(input, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.all_gather(call, in.block(), out.blocks());
     out.finish();
@@ -67,7 +70,8 @@ auto plan_gather(const Tensor& tensor, const std::vector<Tensor>& gather_list, i
     start.refuse("gather_list is for rank " + std::to_string(dst) + " only");
   }
   const auto out = start.hold<TensorBlocks>(gather_list, Use::kWrite);
-  const TensorBlock in = apart(start.hold<TensorBlock>(tensor, Use::kRead), out, start.rank());
+  const TensorBlock in =
+      apart(start, start.hold<TensorBlock>(tensor, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.gather(call, in.block(), out.blocks());
     out.finish();
@@ -86,7 +90,7 @@ auto plan_scatter(const Tensor& tensor, const std::vector<Tensor>& scatter_list,
   }
   const auto out = start.hold<TensorBlock>(tensor, Use::kWrite);
   const TensorBlocks in =
-      apart(start.hold<TensorBlocks>(scatter_list, Use::kRead), out, start.rank());
+      apart(start, start.hold<TensorBlocks>(scatter_list, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     backend.scatter(call, in.blocks(), out.block());
     out.finish();
@@ -100,8 +104,7 @@ auto plan_reduce_scatter(const Tensor& output, const std::vector<Tensor>& input_
   start.shapes_of(input_list);
   start.same_count(output, input_list[start.rank()], "output and its place in input_list");
   const auto out = start.hold<TensorBlock>(output, Use::kWrite);
-  const TensorBlocks in =
-      apart(start.hold<TensorBlocks>(input_list, Use::kRead), out, start.rank());
+  const TensorBlocks in = apart(start, start.hold_list(input_list, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlocks own = scaled ? in.scaled(call.factor) : in;
@@ -117,7 +120,7 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input,
   const auto out = start.hold<TensorBlock>(output, Use::kWrite);
   const auto counts = start.equal_parts(input, output, "input");
   const TensorBlocks in =
-      apart(start.hold<TensorBlocks>(input, counts, Use::kRead), out, start.rank());
+      apart(start, start.hold<TensorBlocks>(input, counts, Use::kRead), out, start.rank());
   return start.plan(options, [in, out](Backend& backend, const Call& call) {
     const bool scaled = call.reduce() == ReduceOp::kPremulSum;
     const TensorBlocks own = scaled ? in.scaled(call.factor) : in;
@@ -128,7 +131,14 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input,
 
 auto plan_all_to_all(Start start, TensorBlocks out, TensorBlocks parts, size_t element_size,
                      const CollectiveOptions& options) {
-  TensorBlocks in = apart(parts, out, element_size);
+  TensorBlocks in = apart(start, parts, out, element_size);
+  // On a device what comes may be there before what goes has been read.
+  bool is_in_place = false;
+  for (size_t rank = 0; rank < in.blocks().size(); ++rank) {
+    if (rank == start.rank() || in.blocks()[rank].count == 0) continue;
+    is_in_place = is_in_place || in.blocks()[rank].data == out.blocks()[rank].data;
+  }
+  if (is_in_place && start.where() == TensorBlock::Where::kDevice) in = start.use(in.moved());
   return start.plan(options,
                     [out = std::move(out), in = std::move(in)](Backend& backend, const Call& call) {
                       backend.all_to_all(call, in.blocks(), out.blocks());

@@ -10,6 +10,9 @@ namespace {
 
 using Kind = P2POp::Kind;
 
+// Of a device: up to this size a send to itself ends before its receive, as of the processor.
+constexpr size_t kKeptBytes = 32 << 10;
+
 Transfer transfer(const P2POp& one) {
   if (one.options.tag < 0) {
     throw Error(Code::kInvalidArgument, "tag " + std::to_string(one.options.tag))
@@ -33,7 +36,13 @@ Transfer::Transfer(Kind kind, const at::Tensor& tensor, int peer, const MessageO
   message_.deadline = group_->deadline(options.timeout, called_);
   try {
     if (sends || peer != kAnySource) message_.peer = group_->group_rank(peer);
-    data_ = TensorBlock(tensor, sends ? TensorBlock::Use::kRead : TensorBlock::Use::kWrite);
+    place_ = start.place();
+    signature_.on_device = false;  // its own affair, and the backend's errors say so
+    data_ = TensorBlock(tensor, sends ? TensorBlock::Use::kRead : TensorBlock::Use::kWrite,
+                        start.where());
+    const size_t bytes = data_.block().count * data_.element_size();
+    is_own_ = place_ && sends && message_.peer == group_->rank() && bytes <= kKeptBytes;
+    if (is_own_) data_ = data_.moved();
   } catch (Error& error) {
     throw error.operation(sends ? "send" : "recv");
   }
@@ -50,16 +59,60 @@ Future<int> Transfer::call_backend() {
   record.called = record.begun = called_;
   record_ = group_->records().add(record);
   Backend& backend = group_->backend();
+  try {
+    if (place_) {
+      begin_on_device();
+    } else {
+      data_.begin(message_.deadline);
+    }
+  } catch (Error& error) {
+    return make_error_future<int>(error);
+  }
   return kind_ == Kind::kSend ? backend.send(message_, data_.block())
                               : backend.recv(message_, data_.block());
 }
 
-// Of one that has ended: what it came to.
-int Transfer::end(const Future<int>& done) {
-  group_->records().end(record_, done.has_error(), Clock::now());
+void Transfer::begin_on_device() {
+  message_.on_device = std::make_shared<DeviceMessage>();
+  message_.on_device->stream = place_->current_stream();
+  message_.on_device->memory = std::make_shared<const TensorBlock>(data_);
+  message_.on_device->is_own = is_own_;
+}
+
+// The group may be gone when a device has done it.
+void Transfer::note_end(const Future<int>& ended) {
+  ended.on_ready([ended, weak = std::weak_ptr<ProcessGroup>(group_), record = record_] {
+    if (const Group alive = weak.lock()) {
+      alive->records().end(record, ended.has_error(), Clock::now());
+    }
+  });
+}
+
+// What has come is brought to where it is wanted.
+std::shared_ptr<DeviceWork> Transfer::land() {
+  std::shared_ptr<DeviceWork> come;
+  if (place_) come = place_->work_of(message_.on_device->hold_up);
+  if (kind_ == Kind::kSend) return come;
+  if (!place_ || data_.is_in_place()) {
+    data_.finish();
+    return come;
+  }
+  const auto turn = place_->turn_after(*come);
+  data_.begin(message_.deadline);
+  data_.finish();
+  return place_->work_so_far();
+}
+
+// Of one that has ended, or that a device has been given: what it came to.
+Transfer::Ended Transfer::end(const Future<int>& done) {
+  if (place_ && !done.has_error()) {
+    note_end(message_.on_device->ended);
+  } else {
+    group_->records().end(record_, done.has_error(), Clock::now());
+  }
   if (!done.has_error()) {
-    if (kind_ == Kind::kRecv) data_.finish();
-    return group_->global_rank(done.value());
+    auto work = land();
+    return {group_->global_rank(done.value()), std::move(work)};
   }
   Error error = done.error();
   const std::string peer =
@@ -73,7 +126,9 @@ int Transfer::end(const Future<int>& done) {
 int Transfer::finish() {
   const Future<int> done = call_backend();
   done.wait_until(Deadline::never());  // its own deadline ends it
-  return end(done);
+  const Ended ended = end(done);
+  if (ended.work) ended.work->wait_on_current_streams();
+  return ended.rank;
 }
 
 // A message under way: holds on to the tensor, and waits as its backend does.
@@ -84,9 +139,10 @@ class Transfer::State final : public farspan::detail::FutureState<int> {
 
   void settle() noexcept {
     try {
-      const int rank = transfer_->end(done_);
+      Ended ended = transfer_->end(done_);
       transfer_.reset();  // of the tensor, and of the group
-      set_value(rank);
+      work_ = std::move(ended.work);
+      set_value(ended.rank);
     } catch (...) {
       transfer_.reset();
       set_error(to_error(std::current_exception()));
@@ -99,19 +155,29 @@ class Transfer::State final : public farspan::detail::FutureState<int> {
   }
 
  private:
+  // Who waits for it uses the tensor on his current stream.
+  void take_over() override {
+    if (work_) return work_->wait_on_current_streams();
+    observe_device_work();
+  }
+
   std::optional<Transfer> transfer_;
   const Future<int> done_;
+  std::shared_ptr<DeviceWork> work_;  // of a device
 };
 
 Work Transfer::begin() {
   Future<int> done = call_backend();
+  const auto on_device = message_.on_device;
+  const auto ended =
+      on_device ? std::shared_ptr<const Future<int>>(on_device, &on_device->ended) : nullptr;
   const auto state = std::make_shared<State>(std::move(*this), done);
   if (done.ready()) {
     state->settle();
   } else {
     done.on_ready([state] { state->settle(); });
   }
-  return Work(Future<int>(state));
+  return Work(Future<int>(state), ended);
 }
 
 void send(const at::Tensor& tensor, int dst, const MessageOptions& options) {

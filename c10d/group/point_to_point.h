@@ -41,6 +41,10 @@ struct MessageOptions {
 // Returns when the tensor may be changed again. That says nothing of whether it has been received:
 // small ones are kept by the receiver, and a large one's send ends with its receive. So a rank that
 // sends to itself, and receives next, does so for small ones only; for others: isend, or a batch.
+//
+// Of a device's tensors with nccl: to another rank it returns when that receives, whatever the
+// size, and no device is waited for. See Work::wait(), also for what fails on a device later: that
+// is the group's failure.
 void send(const at::Tensor& tensor, int dst, const MessageOptions& options = {});
 // The same, which returns at once; the tensor must not be changed until it has ended.
 Work isend(const at::Tensor& tensor, int dst, const MessageOptions& options = {});

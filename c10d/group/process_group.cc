@@ -10,6 +10,8 @@
 namespace farspan::dist {
 namespace {
 
+constexpr std::chrono::seconds kToFinish{30};
+
 Mutex default_mutex;
 Group the_default_group FARSPAN_GUARDED_BY(default_mutex);
 thread_local Group the_threads_group;
@@ -86,6 +88,12 @@ ProcessGroup::~ProcessGroup() {
 
 void ProcessGroup::shutdown() noexcept {
   if (!backend_ || !made_.is_here()) return;
+  bool has_some_to_finish = true;
+  {
+    MutexLock lock(mutex_);
+    has_some_to_finish = !failure_ || failed_since_ > 0;
+  }
+  if (has_some_to_finish) backend_->finish(Deadline::after(kToFinish));
   bool was_of_use = false;
   {
     MutexLock lock(mutex_);
@@ -218,13 +226,15 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
   if (error.code() == Code::kTimeout && signature.sequence == 1 && label() != kDefaultGroup) {
     error.advice("do all its ranks make the same groups, in the same order? Else see what it does");
   }
+  bool is_news = true;
   {
     MutexLock lock(mutex_);
+    is_news = !failure_ || failed_since_ > signature.sequence;
     note_failure_locked(error, signature.sequence);
   }
   // Others cannot know of what went wrong on this side of the backend.
   backend_->abort(error, signature.sequence);
-  if (error.code() == Code::kTimeout) {
+  if (is_news && error.code() == Code::kTimeout) {
     std::string last = dump();
     last.pop_back();  // the log ends the line
     log(LogLevel::kWarning, "c10d/group", last);

@@ -76,7 +76,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   uint64_t sequence() const { return lane_->count(); }
 
   // Leaves the group: what is under way here ends with kShutdown, and so does all that is called
-  // later. Waits for what runs just now to end.
+  // later. Waits for what runs just now to end; for what devices have been given, half a minute.
   void shutdown() noexcept;
   // Ends what is under way, here and on the other ranks, with kCancelled, or with why the group has
   // failed before. Never blocks.

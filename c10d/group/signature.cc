@@ -53,7 +53,7 @@ void set_shape(Signature& signature, std::span<const int64_t> shape) noexcept {
       signature.shape[dims - 1] *= size;
     }
   }
-  signature.dims = static_cast<uint8_t>(dims);
+  signature.dims = static_cast<uint8_t>(dims) & 0x7F;
 }
 
 std::string describe(const Signature& signature) {
@@ -76,6 +76,7 @@ std::string describe(const Signature& signature) {
     text += ", sparse_dim " + std::to_string(signature.sizes_hash);
   }
   if (has_root(signature.op)) text += ", root " + std::to_string(signature.root);
+  if (signature.on_device) text += ", on a device";
   return text;
 }
 

@@ -41,11 +41,12 @@ struct Signature {
 
   uint64_t sequence = 0;  // of the group's collectives, or of this rank's messages, from 1
   Op op = Op::kNone;
-  uint8_t type = 0;    // DType
-  uint8_t reduce = 0;  // ReduceOp::Kind
-  uint8_t dims = 0;    // of shape
-  int32_t root = -1;   // rank in the group
-  uint64_t count = 0;  // elements of the tensor, or of all its parts
+  uint8_t type = 0;            // DType
+  uint8_t reduce = 0;          // ReduceOp::Kind
+  uint8_t dims : 7 = 0;        // of shape
+  bool on_device : 1 = false;  // whether backends are given memory of a device
+  int32_t root = -1;           // rank in the group
+  uint64_t count = 0;          // elements of the tensor, or of all its parts
   // Of the parts' sizes, where they differ from rank to rank; of a sparse tensor its sparse_dim.
   uint64_t sizes_hash = 0;
   std::array<int64_t, kMaxDims> shape = {};  // more dimensions are one, the product

@@ -3,9 +3,14 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <optional>
 
 #include <farspan/c10d/group/start.h>
 #include <farspan/c10d/group/tensor_block.h>
+#include <farspan/c10d/streams/streams.h>
+#include <farspan/c10d/streams/unrecorded.h>
 
 namespace farspan::dist {
 namespace {
@@ -73,15 +78,21 @@ Plan<std::function<void(Backend&, const Call&)>> plan_sparse_all_reduce(
                  "only SUM has a meaning for it: use .to_dense()");
   }
   const at::NoGradGuard no_grad;
-  const Tensor own = tensor.coalesce();
+  // Memory of devices is of the caller's stream.
+  std::optional<c10::Stream> stream;
+  if (!tensor.is_cpu()) {
+    keep_device_order(tensor.device().type());
+    stream = current_stream_of(tensor.device());
+  }
+  const Tensor own = (tensor.is_cpu() ? tensor : tensor.cpu()).coalesce();
   start.tensor(own._values(), "the tensor").sparse(tensor.sizes(), tensor.sparse_dim());
   start.reduction(options.op);
   const auto ranks = static_cast<size_t>(start.size());
   return start.plan(
-      options, std::function<void(Backend&, const Call&)>([tensor, own, ranks](Backend& backend,
-                                                                               const Call& call) {
-        const at::NoGradGuard no_grads;
-        const c10::InferenceMode inference(tensor.is_inference());
+      options, std::function<void(Backend&, const Call&)>([tensor, own, ranks, stream](
+                                                              Backend& backend, const Call& call) {
+        const Unrecorded writing(tensor);
+        const c10::OptionalStreamGuard guard(stream);
         const Tensor count = at::full({1}, own._nnz(), at::kLong);
         std::vector<int64_t> rows;
         for (const Tensor& one :
@@ -91,7 +102,7 @@ Plan<std::function<void(Backend&, const Call&)>> plan_sparse_all_reduce(
         // Indices are [dimensions, elements]; the elements must come first to be gathered.
         const auto indices = all_gather_rows(backend, call, own._indices().t().contiguous(), rows);
         const auto values = all_gather_rows(backend, call, own._values(), rows);
-        Tensor(tensor).copy_(sum_in_order(tensor, indices, values));
+        Tensor(tensor).copy_(sum_in_order(own, indices, values));
       }));
 }
 

@@ -13,7 +13,7 @@ namespace farspan::dist {
 // `tensor` becomes the sum, coalesced: [*], the same shape on all ranks. Ranks are added in order,
 // 16-bit floating types in float32, rounded at the end.
 //   cost    three all_gathers: how many there are, indices, values
-//   throws  Error kInvalidArgument: another ReduceOp than SUM, or not a COO tensor on the CPU
+//   throws  Error kInvalidArgument: another ReduceOp than SUM, or not a COO tensor
 Plan<std::function<void(Backend&, const Call&)>> plan_sparse_all_reduce(
     const at::Tensor& tensor, const ReduceOptions& options);
 

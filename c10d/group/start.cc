@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <utility>
+
 #include <farspan/c10d/base/fnv1a.h>
-#include <farspan/c10d/group/tensor_block.h>
+#include <farspan/c10d/group/device_streams.h>
 
 namespace farspan::dist {
 
@@ -20,8 +23,26 @@ void Start::refuse(const std::string& what, const char* advice) const {
   throw Error(Code::kInvalidArgument, what).operation(operation()).advice(advice);
 }
 
-Start& Start::tensor(const Tensor& tensor, std::string_view name) {
+void Start::see(const Tensor& tensor, std::string_view name) {
   check_tensor(tensor, operation(), name);
+  std::optional<c10::Device> device;
+  if (!tensor.is_cpu() && takes_devices(group_->backend(), tensor.device().type())) {
+    device = tensor.device();
+  }
+  if (std::exchange(has_seen_, true) && device != device_) {
+    refuse(std::string(name) + " is on " + tensor.device().str() + ", and another tensor on " +
+               (device_ ? device_->str() : "the processor"),
+           "give tensors of one device");
+  }
+  if (device && device != device_) {
+    named([&] { group_->backend().check_device(current_native_stream(*device)); });
+  }
+  device_ = device;
+  signature_.on_device = device.has_value();
+}
+
+Start& Start::tensor(const Tensor& tensor, std::string_view name) {
+  see(tensor, name);
   signature_.type = static_cast<uint8_t>(dtype_of(tensor));
   signature_.count = static_cast<uint64_t>(tensor.numel());
   set_shape(signature_, tensor.sizes());
@@ -37,7 +58,7 @@ Start& Start::sparse(at::IntArrayRef shape, int64_t sparse_dim) {
 }
 
 Start& Start::also(const Tensor& tensor, std::string_view name) {
-  check_tensor(tensor, operation(), name);
+  see(tensor, name);
   if (static_cast<uint8_t>(dtype_of(tensor)) != signature_.type) {
     refuse(std::string(name) + " is of " + std::string(name_of(dtype_of(tensor))) +
                ", and the other tensor of " +
@@ -113,9 +134,19 @@ Start& Start::writes(const std::vector<Tensor>& tensors) {
 Start& Start::reduction(const ReduceOp& op) {
   signature_.reduce = op.kind;
   factor_ = op.factor;
-  const std::string why = why_not(op.kind, static_cast<DType>(signature_.type));
+  const auto type = static_cast<DType>(signature_.type);
+  std::string why = why_not(op.kind, type);
   if (!why.empty()) refuse(why, "convert the tensor, or use another ReduceOp");
+  if (device_) why = group_->backend().why_not_on_device(op.kind, type);
+  if (!why.empty()) refuse(why, "use .cpu(), another ReduceOp, or a group of the cpu backend");
   return *this;
+}
+
+TensorBlocks Start::hold_list(const std::vector<Tensor>& tensors, TensorBlock::Use use) {
+  const bool one_size = std::ranges::all_of(
+      tensors, [&](const Tensor& one) { return one.numel() == tensors.front().numel(); });
+  if (!device_ || !one_size) return hold<TensorBlocks>(tensors, use);
+  return named([&] { return this->use(TensorBlocks::in_one_piece(tensors, use)); });
 }
 
 std::vector<size_t> Start::equal_parts(const Tensor& whole, const Tensor& part,

@@ -6,12 +6,15 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <farspan/c10d/group/device_streams.h>
 #include <farspan/c10d/group/perform.h>
+#include <farspan/c10d/group/tensor_block.h>
 
 namespace farspan::dist {
 
@@ -49,24 +52,45 @@ class Start {
   Start& writes(const std::vector<at::Tensor>& tensors);
   // A TensorBlock or TensorBlocks of these arguments.
   template <class Blocks, class... Arguments>
-  Blocks hold(const Arguments&... arguments) const {
-    return named([&] { return Blocks(arguments...); });
+  Blocks hold(const Arguments&... arguments) {
+    return named([&] { return use(Blocks(arguments..., where())); });
   }
+  // The same of blocks that are made already.
+  template <class Blocks>
+  Blocks use(Blocks blocks) {
+    if (blocks.needs_begin()) {
+      first_.push_back([blocks](Deadline deadline) { blocks.begin(deadline); });
+    }
+    return blocks;
+  }
+
+  // TensorBlocks of a list that the backend is to have in one piece where that makes sense to it.
+  TensorBlocks hold_list(const std::vector<at::Tensor>& tensors, TensorBlock::Use use);
 
   [[noreturn]] void refuse(const std::string& what, const char* advice = "") const;
 
   const Group& group() const noexcept { return group_; }
   const Signature& signature() const noexcept { return signature_; }
+  // Where the backend is to have the tensors.
+  TensorBlock::Where where() const noexcept {
+    return device_ ? TensorBlock::Where::kDevice : TensorBlock::Where::kHost;
+  }
+  std::shared_ptr<const DevicePlace> place() const {
+    return device_ ? place_of(*device_) : nullptr;
+  }
   bool is_root() const noexcept { return signature_.root == group_->rank(); }
   size_t rank() const noexcept { return static_cast<size_t>(group_->rank()); }
   int size() const noexcept { return group_->size(); }
 
   template <class Options, class Body>
   Plan<Body> plan(const Options& options, Body body) {
-    return {std::move(group_), signature_, factor_, options.timeout, std::move(body)};
+    auto device = place();
+    return {std::move(group_), signature_,        factor_,        options.timeout,
+            std::move(device), std::move(first_), std::move(body)};
   }
 
  private:
+  void see(const at::Tensor& tensor, std::string_view name);
   std::string operation() const { return std::string(called_); }
   // Runs it; errors name the operation.
   template <class Do>
@@ -82,6 +106,9 @@ class Start {
   Group group_;
   Signature signature_;
   double factor_ = 1;
+  std::optional<c10::Device> device_;  // where all are, and the backend takes them
+  bool has_seen_ = false;
+  std::vector<BeginFirst> first_;
 };
 
 }  // namespace farspan::dist

@@ -1,12 +1,15 @@
 #include <farspan/c10d/group/tensor_block.h>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <string>
 
+#include <farspan/c10d/streams/streams.h>
+#include <farspan/c10d/streams/unrecorded.h>
 #include <farspan/c10d/values/dtype.h>
 
 namespace farspan::dist {
@@ -21,9 +24,10 @@ void check_tensor(const Tensor& tensor, std::string_view operation, std::string_
   };
   if (!tensor.defined()) refuse("is an undefined tensor", "pass a tensor");
   if (tensor.is_meta()) refuse("is a meta tensor, which has no memory", "give it memory");
-  if (!tensor.device().is_cpu()) {
-    refuse("is on " + tensor.device().str(), "this backend takes CPU tensors: use .cpu()");
+  if (!tensor.is_cpu() && !at::accelerator::isAccelerator(tensor.device().type())) {
+    refuse("is on " + tensor.device().str(), "use .cpu()");
   }
+  if (!tensor.is_cpu()) keep_device_order(tensor.device().type());
   if (tensor.layout() != c10::kStrided) {
     refuse("is not strided", "only all_reduce takes sparse tensors: use .to_dense()");
   }
@@ -42,45 +46,39 @@ void check_written(const Tensor& tensor) {
       .advice("an expanded tensor has too few of its own: use .clone()");
 }
 
-TensorBlock::TensorBlock(const Tensor& tensor, Use use) : tensor_(tensor), use_(use) {
+TensorBlock::TensorBlock(const Tensor& tensor, Use use, Where where) : tensor_(tensor), use_(use) {
   if (use != Use::kRead) check_written(tensor);
+  if (!tensor.is_cpu() && where == Where::kHost) {
+    host_ = std::make_shared<const HostCopy>(copyable(tensor), use != Use::kWrite);
+    flat_ = host_->tensor();
+    return;
+  }
   const bool in_order = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (in_order) {
     flat_ = tensor;
     return;
   }
-  if (dtype_of(tensor) > DType::BITS16) {  // LibTorch cannot copy these element by element
-    throw Error(Code::kInvalidArgument, "a tensor of " + std::string(name_of(dtype_of(tensor))) +
-                                            " that is not contiguous cannot be copied")
-        .advice("use .contiguous()");
-  }
   const at::NoGradGuard no_grad;
-  flat_ = use == Use::kWrite
-              ? at::empty(tensor.sizes(), tensor.options().memory_format(c10::nullopt))
-              : tensor.resolve_conj().resolve_neg().contiguous();
+  const Tensor from = copyable(tensor);
+  flat_ = use == Use::kWrite ? at::empty(from.sizes(), from.options().memory_format(c10::nullopt))
+                             : from.resolve_conj().resolve_neg().contiguous();
   if (flat_.is_alias_of(tensor_)) flat_ = flat_.clone(at::MemoryFormat::Contiguous);
+}
+
+void TensorBlock::begin(Deadline deadline) const {
+  if (host_) return host_->wait(deadline);
+  if (tensor_.is_cpu()) return;
+  const c10::Stream stream = current_stream_of(tensor_.device());
+  record_use(tensor_, stream);
+  record_use(flat_, stream);
 }
 
 Block TensorBlock::block() const {
   return {static_cast<std::byte*>(flat_.data_ptr()), static_cast<size_t>(flat_.numel())};
 }
 
-TensorBlock TensorBlock::joined(const std::vector<Tensor>& tensors) {
-  const at::NoGradGuard no_grad;
-  std::vector<Tensor> rows;
-  for (const Tensor& one : tensors) rows.push_back(one.reshape({-1}));
-  return TensorBlock(at::cat(rows), Use::kRead);
-}
-
-void TensorBlock::split_into(const std::vector<Tensor>& tensors) const {
-  const at::NoGradGuard no_grad;
-  int64_t begin = 0;
-  for (const Tensor& one : tensors) {
-    // The thread that performs it is not always the one that has called it.
-    const c10::InferenceMode inference(one.is_inference());
-    Tensor(one).copy_(flat_.narrow(0, begin, one.numel()).view(one.sizes()));
-    begin += one.numel();
-  }
+Tensor copyable(const Tensor& tensor) {
+  return dtype_of(tensor) < DType::INT1 ? tensor : tensor.view(at::kByte);
 }
 
 // LibTorch rounds the factor to 16 bits in some of its ways to multiply, and not in others.
@@ -97,7 +95,7 @@ Tensor times(const Tensor& tensor, double factor) {
 TensorBlock TensorBlock::moved() const {
   const at::NoGradGuard no_grad;
   TensorBlock copy = *this;
-  copy.flat_ = flat_.clone(at::MemoryFormat::Contiguous);
+  copy.flat_ = copyable(flat_).clone(at::MemoryFormat::Contiguous);
   return copy;
 }
 
@@ -113,24 +111,63 @@ void TensorBlock::finish() const {
     if (!tensor_.is_inference()) tensor_.unsafeGetTensorImpl()->bump_version();
     return;
   }
-  const at::NoGradGuard no_grad;
-  const c10::InferenceMode inference(tensor_.is_inference());
-  tensor_.copy_(flat_);
+  if (host_) {
+    if (!flat_.is_same(host_->tensor())) host_->tensor().copy_(flat_);
+    return host_->write_back(copyable(tensor_));
+  }
+  const Unrecorded writing(tensor_);
+  copyable(tensor_).copy_(flat_);
 }
 
-TensorBlocks::TensorBlocks(const std::vector<Tensor>& tensors, TensorBlock::Use use) {
+Tensor TensorBlock::finished() const {
+  if (!host_) return flat_;
+  finish();
+  return tensor_;
+}
+
+TensorBlocks::TensorBlocks(const std::vector<Tensor>& tensors, TensorBlock::Use use, Where where) {
   tensors_.reserve(tensors.size());
   blocks_.reserve(tensors.size());
   for (const Tensor& tensor : tensors) {
-    tensors_.emplace_back(tensor, use);
+    tensors_.emplace_back(tensor, use, where);
     blocks_.push_back(tensors_.back().block());
   }
 }
 
 TensorBlocks::TensorBlocks(const Tensor& tensor, const std::vector<size_t>& counts,
-                           TensorBlock::Use use) {
-  tensors_.emplace_back(tensor, use);
+                           TensorBlock::Use use, Where where) {
+  tensors_.emplace_back(tensor, use, where);
   cut(counts);
+}
+
+TensorBlocks TensorBlocks::in_one_piece(const std::vector<Tensor>& tensors, TensorBlock::Use use) {
+  const at::NoGradGuard no_grad;
+  const Tensor first = copyable(tensors.front());
+  const auto count = static_cast<size_t>(first.numel());
+  Tensor piece;
+  if (use == TensorBlock::Use::kRead) {
+    std::vector<Tensor> rows;
+    for (const Tensor& one : tensors) {
+      rows.push_back(copyable(one).resolve_conj().resolve_neg().reshape({-1}));
+    }
+    piece = at::cat(rows);
+  } else {
+    for (const Tensor& one : tensors) check_written(one);
+    piece = at::empty({static_cast<int64_t>(count * tensors.size())},
+                      first.options().memory_format(c10::nullopt));
+  }
+  TensorBlocks blocks(piece, std::vector<size_t>(tensors.size(), count), use, Where::kDevice);
+  if (use != TensorBlock::Use::kRead) blocks.written_ = tensors;
+  return blocks;
+}
+
+bool TensorBlocks::needs_begin() const noexcept {
+  return std::ranges::any_of(tensors_, &TensorBlock::needs_begin);
+}
+
+void TensorBlocks::begin(Deadline deadline) const {
+  for (const TensorBlock& one : tensors_) one.begin(deadline);
+  for (const Tensor& one : written_) record_use(one, current_stream_of(one.device()));
 }
 
 void TensorBlocks::cut(const std::vector<size_t>& counts) {
@@ -167,6 +204,13 @@ TensorBlocks TensorBlocks::moved() const {
 
 void TensorBlocks::finish() const {
   for (const TensorBlock& tensor : tensors_) tensor.finish();
+  int64_t begin = 0;
+  for (const Tensor& one : written_) {
+    const Unrecorded writing(one);
+    const Tensor part = tensors_.front().finished().narrow(0, begin, one.numel());
+    copyable(one).copy_(part.view(one.sizes()));
+    begin += one.numel();
+  }
 }
 
 namespace {

@@ -20,18 +20,25 @@ class [[nodiscard]] Work {
  public:
   Work() = default;  // nothing is under way: valid() is false
   explicit Work(Future<int> done) noexcept : done_(std::move(done)) {}
+  //   ended  set when `done` is ready: when the device has ended it; see wait()
+  Work(Future<int> done, std::shared_ptr<const Future<int>> ended) noexcept
+      : done_(std::move(done)), ended_(std::move(ended)) {}
 
   bool valid() const noexcept { return done_.valid(); }
 
   // Blocks until it has ended. What has not begun yet the calling thread does itself.
+  //
+  // Of tensors on a device that the backend works on itself (nccl): the calling thread's current
+  // stream waits for its end, and the thread does not, unless `timeout` is given. What goes wrong
+  // on the device later is told by the group: is_success(), and every later call.
   //   timeout  for this wait only: the operation goes on; kNoTimeout waits for the operation's end,
   //            which its own deadline brings
   //   throws   Error of the operation, or kTimeout when `timeout` passed first
   void wait(Millis timeout = kNoTimeout) const;
 
-  // Whether it has ended, well or not. Does not block, nor throw.
-  bool is_completed() const noexcept { return done_.ready(); }
-  bool is_success() const noexcept { return done_.ready() && !done_.has_error(); }
+  // Whether it has ended, well or not, on a device, too. Does not block, nor throw.
+  bool is_completed() const noexcept;
+  bool is_success() const noexcept;
 
   // Of a receive that has ended: the rank, in the default group, that the message came from.
   //   throws  Error of the operation, or kInvalidArgument: not ended yet, or no receive
@@ -41,7 +48,10 @@ class [[nodiscard]] Work {
   const Future<int>& future() const noexcept { return done_; }
 
  private:
+  bool has_ended(Deadline deadline) const;
+
   Future<int> done_;
+  std::shared_ptr<const Future<int>> ended_;  // null: done_ is all
 };
 
 }  // namespace farspan::dist

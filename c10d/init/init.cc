@@ -7,6 +7,7 @@
 
 #include <farspan/c10d/backends/cpu/cpu.h>
 #include <farspan/c10d/backends/mpi/mpi.h>
+#include <farspan/c10d/backends/nccl/nccl.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/made_here.h>
 #include <farspan/c10d/store/generation.h>
@@ -67,6 +68,8 @@ void know_backends() {
   std::call_once(once, [] {
     register_backend("cpu", cpu::make_cpu_backend);
     register_backend("mpi", mpi::make_mpi_backend, mpi::meet);
+    register_backend(
+        "nccl", [](const BackendContext& context) { return nccl::make_nccl_backend(context); });
   });
 }
 

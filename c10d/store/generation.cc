@@ -247,13 +247,16 @@ class Follower {
     throw rank_is_taken(rank_, mine);
   }
 
-  // Of two workers with one rank, the one that came first gives way.
+  // Of two workers with one rank, the one that came first gives way. A store that knows nothing of
+  // this one is another than he has told: that of an earlier start has ended meanwhile.
   void hold_rank() {
     const auto holder = find(store_, nonce_key(rank_));
+    if (!holder) store_.set(nonce_key(rank_), nonce_);
     if (holder && *holder != nonce_) throw rank_is_taken(rank_, *holder);
     if (name_.empty()) return;
     const auto ack = find(store_, ack_key(name_, rank_));
-    if (ack && *ack != nonce_) store_.set(ack_key(name_, rank_), nonce_);
+    const bool is_held = ack ? *ack == nonce_ : find(store_, go_key(name_)).has_value();
+    if (!is_held) store_.set(ack_key(name_, rank_), nonce_);
   }
 
   void acknowledge(const std::string& name, const std::string& answer) {

@@ -19,6 +19,7 @@
 #include <tuple>
 #include <typeinfo>
 
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/values/codec_list.h>
 #include <farspan/c10d/values/for_each.h>
 
@@ -110,6 +111,16 @@ struct Codec<T> {
   static void read_field(schema::Value::Reader in, const detail::Field<C, M>& field, T& value,
                          Reader& reader) {
     detail::at_field(field.name, [&] { value.*(field.member) = Codec<M>::read(in, reader); });
+  }
+};
+
+template <detail::Described T>
+struct TensorsIn<T> {
+  static constexpr bool kAny = true;
+  template <class Fn>
+  static void visit(const T& value, const Fn& fn) {
+    std::apply([&](const auto&... field) { (for_each_tensor(value.*(field.member), fn), ...); },
+               farspan_fields(detail::FieldsOf<T>{}));
   }
 };
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/values/buffer_tensor.h>
 #include <farspan/c10d/values/device_tensors.h>
 #include <farspan/c10d/values/dtype.h>
@@ -68,7 +69,7 @@ class TensorWriter {
   void check(const at::Tensor& tensor) const {
     if (!tensor.device().is_cpu() && !devices_) {
       refuse("a tensor on device " + tensor.device().str(),
-             tensor.device().is_cuda() ? "link farspan::rpc_device_cuda, and look at the log for "
+             tensor.device().is_cuda() ? "link farspan::cuda, and look at the log for "
                                          "why there are no devices; or "
                                          "move it with .cpu() first"
                                        : "move it with .cpu() first");
@@ -142,7 +143,10 @@ class TensorWriter {
       refuse("a tensor whose storage was resized away", "pass it before its storage is freed");
     }
     if (!tensor.device().is_cpu()) {
-      if (others_have(tensor)) return void(write_device(tensor.detach().clone(), out));
+      if (others_have(tensor)) {
+        if (DeviceOrder* const order = DeviceOrder::installed()) order->use(tensor);
+        return void(write_device(tensor.detach().clone(), out));
+      }
       shared_ = write_device(tensor, out);
       return;
     }

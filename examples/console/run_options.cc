@@ -73,6 +73,12 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   say_errors_in_one_line(app);
 }
 
+void add_device_option(CLI::App& app, RunOptions& options) {
+  app.add_option("--device", options.device, "cpu or cuda, where a GPU is")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+}
+
 void add_transport_option(CLI::App& app, RunOptions& options) {
   app.add_option("--transport", options.transport, "shm, unix, tcp, or the best one by itself")
       ->check(CLI::IsMember({"auto", "shm", "unix", "tcp"}))

@@ -21,6 +21,7 @@ struct RunOptions {
   uint64_t seed = 1;
   int64_t images = 60'000;  // to train on; as many at most for the test
   std::string transport = "auto";
+  std::string device = "cpu";
   std::string curves = "curves.svg";
 
   // As farspan::WorkerOptions::transports has it.
@@ -33,6 +34,8 @@ void say_errors_in_one_line(CLI::App& app);
 void add_run_options(CLI::App& app, RunOptions& options);
 // Of an option that names a file to write at the end: one that cannot be is refused at once.
 CLI::Option* check_written(CLI::Option* option);
+// --device, for those that can train on GPUs.
+void add_device_option(CLI::App& app, RunOptions& options);
 // --transport, for those that call other workers.
 void add_transport_option(CLI::App& app, RunOptions& options);
 

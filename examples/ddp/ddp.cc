@@ -16,6 +16,7 @@
 #include "mnist/net.h"
 #include "mnist/small_net.h"
 #include "training/checkpoint.h"
+#include "training/device.h"
 
 namespace dist = farspan::dist;
 using Seconds = std::chrono::duration<double>;
@@ -49,8 +50,10 @@ struct Times {
 // Of the module itself: only rank 0 asks.
 double accuracy_of(Ddp& ddp, const mnist::Dataset& data) {
   ddp.eval();
+  const at::Device device = ddp.parameters().front().device();
   const double accuracy = mnist::accuracy(
-      [&](const at::Tensor& images) { return ddp.module()->forward(images); }, data);
+      [&](const at::Tensor& images) { return ddp.module()->forward(images.to(device)).cpu(); },
+      data);
   ddp.train();
   return accuracy;
 }
@@ -81,14 +84,15 @@ struct Watched {
 Times train(const Settings& settings, const mnist::Dataset& data, checkpoint::Run& run, Ddp& ddp,
             Watched* watched) {
   Times times;
+  const at::Device device = ddp.parameters().front().device();
   for (auto epoch = run.sampler.epoch(); epoch < uint64_t(settings.epochs); ++epoch) {
     run.sampler.set_epoch(epoch);
     run.sampler.reset();
     while (const auto batch = run.sampler.next(static_cast<size_t>(settings.batch_size))) {
       const at::Tensor chosen = at::tensor(std::vector<int64_t>(batch->begin(), batch->end()));
-      const at::Tensor labels = data.labels.index_select(0, chosen);
+      const at::Tensor labels = data.labels.index_select(0, chosen).to(device);
       run.optimizer.zero_grad();
-      const at::Tensor scores = ddp(data.images.index_select(0, chosen));
+      const at::Tensor scores = ddp(data.images.index_select(0, chosen).to(device));
       const at::Tensor loss = torch::nn::functional::nll_loss(scores, labels);
       loss.backward();
       run.optimizer.step();
@@ -124,9 +128,11 @@ void print_result(const Settings& settings, Watched& watched, Ddp& ddp, const Ti
 void run(const Settings& settings) {
   at::set_num_threads(1);
   farspan::keep_freed_memory();
-  dist::init_process_group("cpu");
+  const training::Device device(settings.device);
+  dist::init_process_group(device.backend());
   at::manual_seed(settings.seed + static_cast<uint64_t>(dist::get_rank()));  // dropout's
   const auto net = std::make_shared<mnist::SmallNet>();
+  net->to(device.own());
   torch::optim::SGD optimizer(net->parameters(),
                               torch::optim::SGDOptions(settings.lr).momentum(settings.momentum));
   const mnist::Dataset data = mnist::load_train().sample(settings.images);
@@ -169,6 +175,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   console::add_run_options(app, settings);
+  console::add_device_option(app, settings);
   CLI11_PARSE(app, argc, argv);
   if (*ranks && dist::is_launched()) {
     std::fputs("--ranks is the launcher's to say here (torchrun, mpirun, srun or WORLD_SIZE)\n",

@@ -13,6 +13,7 @@
 #include "console/table.h"
 #include "mnist/batches.h"
 #include "mnist/net.h"
+#include "training/device.h"
 #include "training/operator_times.h"
 
 using mnist::Net;
@@ -29,14 +30,20 @@ struct Settings : console::RunOptions {
 // The server's side.
 struct Server {
   Server(const Settings& settings, int64_t all_steps)
-      : steps(all_steps), test(mnist::load_test().sample(settings.images)) {}
+      : steps(all_steps),
+        test(mnist::load_test().sample(settings.images)),
+        device(training::Device(settings.device).own()) {
+    net->to(device);
+  }
 
   double accuracy_on(const mnist::Dataset& data) const {
-    return mnist::accuracy([this](const at::Tensor& images) { return net->forward(images); }, data);
+    return mnist::accuracy(
+        [this](const at::Tensor& images) { return net->forward(images.to(device)).cpu(); }, data);
   }
 
   const int64_t steps;  // of the whole run
   const mnist::Dataset test;
+  const at::Device device;
   const std::shared_ptr<Net> net = std::make_shared<Net>();
   console::Progress progress{{.steps = steps}};
   console::TrainingCurves curves;
@@ -74,11 +81,13 @@ void train(const Settings& settings, const mnist::Batches& batches) {
   const auto net = farspan::remote("ps", share_net);
   farspan::DistributedOptimizer<torch::optim::SGD> optimizer(farspan::parameter_rrefs(net),
                                                              torch::optim::SGDOptions(settings.lr));
+  const at::Device device = training::Device(settings.device).own();
   const training::OperatorTimes times;
   console::Stopwatch training, waiting;  // waiting: for the server
   training.start();
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
-    for (const auto& [images, labels] : batches.epoch(epoch)) {
+    for (const auto& batch : batches.epoch(epoch)) {
+      const at::Tensor images = batch.images.to(device), labels = batch.labels.to(device);
       farspan::dist_autograd::Context context;
       waiting.start();
       const auto scores = net.rpc_sync(&Net::forward, images);
@@ -131,6 +140,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   console::add_run_options(app, settings);
+  console::add_device_option(app, settings);
   console::add_transport_option(app, settings);
   CLI11_PARSE(app, argc, argv);
   farspan::keep_freed_memory();
@@ -144,6 +154,9 @@ int main(int argc, char** argv) {
       if (rank > 0) {
         const mnist::Batches batches(mnist::load_train().sample(settings.images),
                                      settings.batches(rank - 1));
+        // Each has a GPU of its own, if there are so many; the net is on the server's, the first.
+        const at::Device own = training::Device(settings.device).own();
+        if (!own.is_cpu()) options.device_maps["ps"].set({own.index()}, {0});
         farspan::init_rpc("trainer" + std::to_string(rank), options);
         train(settings, batches);
         return farspan::shutdown();

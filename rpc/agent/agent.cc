@@ -344,7 +344,7 @@ std::vector<Route> Agent::routes() const {
   {
     MutexLock lock(mutex_);
     for (const auto& peer : peers_) {
-      if (peer.line && peer.line->is_open()) lines.push_back(peer.line);
+      if (peer.line && peer.line->carries()) lines.push_back(peer.line);
     }
   }
   std::vector<Route> routes;
@@ -374,7 +374,7 @@ MessengerCounters Agent::counters() const {
   for (const auto& peer : peers_) {
     for (const auto& line : {peer.line, peer.incoming}) {
       if (!line) continue;
-      counters.connections += line->is_open();
+      counters.connections += line->carries();
       counters.in_flight += line->calls_in_flight();
       counters.offered_memory += line->offered_bytes();
       counters.handed_over_memory += line->handed_over_bytes();

@@ -98,6 +98,7 @@ class Agent final : public Messenger, private ConnectionOwner {
     int rank = -1;                        // that opens a line; -1: nobody
     std::shared_ptr<Connection> lane_of;  // null: a line of its own
   };
+  struct Dial;
   struct HandlerSlot {
     Run run = Run::kAsTask;
     Handler handler;
@@ -111,10 +112,14 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::shared_ptr<Connection> new_line(const WorkerInfo& peer);
   std::shared_ptr<Connection> line_to(int rank);
   void dial(int rank, std::shared_ptr<Connection> line);
-  void try_endpoints(int rank, const std::shared_ptr<Connection>& line, size_t next, Error last);
+  void dial_until(Deadline deadline, int rank, const std::shared_ptr<Connection>& line);
+  void try_next_way(const std::shared_ptr<Dial>& dial);
+  void leave_when_silent(const std::shared_ptr<Dial>& dial, size_t way, size_t left);
+  void leave_way(const std::shared_ptr<Dial>& dial, size_t way, const Error& why);
   void give_up_dialling(int rank, const std::shared_ptr<Connection>& line, const Error& why);
-  void greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
+  void greet(const std::shared_ptr<Dial>& dial, size_t way,
              std::unique_ptr<transport::Stream> stream);
+  std::vector<std::string> reasons_against_better_ways(Dial& dial, size_t way) const;
   void accept(std::unique_ptr<transport::Stream> stream);
   void shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,
                    Greeting::OnEnd on_end);
@@ -123,7 +128,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::optional<Error> admit(const wire::Hello& peer, Welcome& welcome);
   void adopt(Greeting::Outcome outcome, int welcomed);
   void finish_adoption(int rank, const std::shared_ptr<Connection>& line);
-  void dial_again(int rank, const std::shared_ptr<Connection>& line);
+  void dial_again(const std::shared_ptr<Dial>& dial);
 
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;

@@ -85,11 +85,12 @@ Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo
 
 Connection::~Connection() = default;
 
-void Connection::open(Greeting::Outcome greeted) {
+void Connection::open(Greeting::Outcome greeted, std::vector<std::string> refused) {
   {
     MutexLock lock(mutex_);
-    if (closing_) return;  // close() came first; the stream ends here
+    if (closing_ || stream_) return;  // close(), or another one, came first; this stream ends here
     stream_ = std::move(greeted.stream);
+    refused_ = std::move(refused);
     reader_ = std::move(greeted.reader);
     reader_->set_place([this](const wire::InFrame& frame, size_t bytes) {
       if (frame.header.kind != wire::Kind::kBytes) return Buffer();
@@ -533,12 +534,11 @@ std::vector<wire::FunctionRecord> Connection::functions() const {
   return functions_;
 }
 
-void Connection::note_refused(const std::string& why) {
+bool Connection::carries() const {
   MutexLock lock(mutex_);
-  refused_.push_back(why);
+  return stream_ && !is_closed();
 }
 
-// From the first frame on, which may be before the line counts as open.
 Route Connection::route() const {
   Route route;
   route.worker = peer_.name;

@@ -64,10 +64,10 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
              ConnectionOptions options);
   ~Connection() override;
 
-  // The handshake is over, and has not failed: from now on frames flow.
-  void open(Greeting::Outcome greeted);
-  // While it is being dialled: a way that was tried, and why it is not taken; for route().
-  void note_refused(const std::string& why);
+  // The handshake is over, and has not failed: from now on frames flow. Once; a later one has no
+  // effect.
+  //   refused  better ways than this one, and why they are not taken: for route()
+  void open(Greeting::Outcome greeted, std::vector<std::string> refused = {});
 
   // What tells it apart at both ends; 0 until it is open, where the peer dialled it.
   uint64_t number() const noexcept { return number_.load(); }
@@ -115,6 +115,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   bool is_closed() const noexcept {
     return state_.load(std::memory_order_acquire) == State::kClosed;
   }
+  // What is sent goes, and what comes is delivered: somewhat before it counts as open.
+  bool carries() const;
   // Ready when the line is open, or has failed.
   Future<void> opened() const { return opened_.future(); }
   std::vector<wire::FunctionRecord> functions() const;

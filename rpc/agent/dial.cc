@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
@@ -15,6 +17,7 @@ namespace farspan::agent {
 namespace {
 
 constexpr std::chrono::milliseconds kRedialAfter{20};
+constexpr std::chrono::seconds kToShareAtMost{10};  // by the transports that are tried in turn
 
 }  // namespace
 
@@ -70,6 +73,29 @@ std::shared_ptr<Connection> Agent::line_to(int rank) {
   return line;
 }
 
+// One attempt to open a line, over the transports of this worker that reach the other one, in order
+// of preference. What fails is followed by the next at once; what says nothing when its share of
+// the time is over, too, but it may still be the first to answer.
+struct Agent::Dial {
+  enum class State { kUntried, kUnderWay, kSilent, kFailed };  // kSilent: under way, too
+  struct Way {
+    size_t transport;
+    std::string endpoint;
+    State state = State::kUntried;
+  };
+  Dial(int to, std::shared_ptr<Connection> opens, Deadline until, Error unreachable)
+      : rank(to), line(std::move(opens)), deadline(until), last(std::move(unreachable)) {}
+
+  const int rank;
+  const std::shared_ptr<Connection> line;
+  const Deadline deadline;
+
+  Mutex mutex;
+  std::vector<Way> ways FARSPAN_GUARDED_BY(mutex);
+  std::map<size_t, std::string> refused FARSPAN_GUARDED_BY(mutex);  // by transport
+  Error last FARSPAN_GUARDED_BY(mutex);                             // why the latest one has failed
+};
+
 void Agent::dial(int rank, std::shared_ptr<Connection> line) {
   const Deadline deadline = Deadline::in(options_.connect_timeout);
   reactor_.timers().add(
@@ -80,41 +106,97 @@ void Agent::dial(int rank, std::shared_ptr<Connection> line) {
                         .elapsed(timeout)
                         .advice("is the worker running, and can it be reached from this host?"));
       });
-  try_endpoints(rank, line, 0,
-                Error(Code::kUnavailable, "no transport of this worker reaches it")
-                    .advice("allow one that does in WorkerOptions::transports: unix within a host, "
-                            "tcp between hosts"));
+  dial_until(deadline, rank, line);
 }
 
-// Tries this worker's transports in order of preference, from number `next` on.
-void Agent::try_endpoints(int rank, const std::shared_ptr<Connection>& line, size_t next,
-                          Error last) {
+void Agent::dial_until(Deadline deadline, int rank, const std::shared_ptr<Connection>& line) {
   std::vector<std::string> endpoints;
   {
     MutexLock lock(mutex_);
     endpoints = peers_[static_cast<size_t>(rank)].record.endpoints;
   }
+  const auto dial = std::make_shared<Dial>(
+      rank, line, deadline,
+      Error(Code::kUnavailable, "no transport of this worker reaches it")
+          .advice("allow one that does in WorkerOptions::transports: unix within a host, "
+                  "tcp between hosts"));
   const bool to_itself = rank == options_.self.rank;
-  for (; next < transports_.size(); ++next) {
-    transport::Transport& transport = *transports_[next];
+  for (size_t i = 0; i < transports_.size(); ++i) {
+    const transport::Transport& transport = *transports_[i];
     if (to_itself && transport.name() != "loopback") continue;
     const auto endpoint = std::find_if(endpoints.begin(), endpoints.end(),
                                        [&](const auto& e) { return transport.reaches(e); });
-    if (endpoint == endpoints.end()) {
-      line->note_refused(std::string(transport.name()) + ": another host, or not allowed there");
-      continue;
+    MutexLock lock(dial->mutex);
+    if (endpoint != endpoints.end()) {
+      dial->ways.push_back({i, *endpoint, Dial::State::kUntried});
+    } else {
+      dial->refused[i] = "another host, or not allowed there";
     }
-    transport.connect(
-        *endpoint, Deadline::in(options_.connect_timeout), [this, rank, line, next](auto result) {
-          if (auto* error = std::get_if<Error>(&result)) {
-            line->note_refused(std::string(transports_[next]->name()) + ": " + error->message());
-            return try_endpoints(rank, line, next + 1, *error);
-          }
-          greet(rank, line, next, std::move(std::get<0>(result)));
-        });
-    return;
   }
-  give_up_dialling(rank, line, last);
+  try_next_way(dial);
+}
+
+// Where none is under way that may be expected to answer.
+void Agent::try_next_way(const std::shared_ptr<Dial>& dial) {
+  using State = Dial::State;
+  if (dial->line->is_open() || dial->line->is_closed() || stopping_) return;
+  size_t way = 0, left = 0;
+  Dial::Way next{};
+  std::optional<Error> why;
+  {
+    MutexLock lock(dial->mutex);
+    const auto is = [](State state) {
+      return [state](const Dial::Way& one) { return one.state == state; };
+    };
+    if (std::ranges::any_of(dial->ways, is(State::kUnderWay))) return;
+    const auto found = std::ranges::find_if(dial->ways, is(State::kUntried));
+    if (found != dial->ways.end()) {
+      found->state = State::kUnderWay;
+      next = *found;
+      way = static_cast<size_t>(found - dial->ways.begin());
+      left = dial->ways.size() - way;
+    } else if (std::ranges::all_of(dial->ways, is(State::kFailed))) {
+      why = dial->last;
+    }
+  }
+  if (why) return give_up_dialling(dial->rank, dial->line, *why);
+  if (left == 0) return;  // those that were silent may still answer
+  if (left > 1) leave_when_silent(dial, way, left);
+  transports_[next.transport]->connect(next.endpoint, dial->deadline,
+                                       [this, dial, way](auto result) {
+                                         if (auto* error = std::get_if<Error>(&result))
+                                           return leave_way(dial, way, *error);
+                                         greet(dial, way, std::move(std::get<0>(result)));
+                                       });
+}
+
+//   left  so many ways share the time that is left
+void Agent::leave_when_silent(const std::shared_ptr<Dial>& dial, size_t way, size_t left) {
+  const auto share = std::min<Clock::duration>(dial->deadline.remaining(), kToShareAtMost) /
+                     static_cast<int64_t>(left);
+  reactor_.timers().add(Clock::now() + share, [this, way, share, weak = std::weak_ptr(dial)] {
+    const auto live = weak.lock();
+    if (!live) return;
+    {
+      MutexLock lock(live->mutex);
+      Dial::Way& silent = live->ways[way];
+      if (silent.state != Dial::State::kUnderWay) return;
+      silent.state = Dial::State::kSilent;
+      live->refused[silent.transport] =
+          "silent for " + std::to_string(std::chrono::duration_cast<Millis>(share).count()) + " ms";
+    }
+    try_next_way(live);
+  });
+}
+
+void Agent::leave_way(const std::shared_ptr<Dial>& dial, size_t way, const Error& why) {
+  {
+    MutexLock lock(dial->mutex);
+    dial->ways[way].state = Dial::State::kFailed;
+    dial->refused[dial->ways[way].transport] = why.message();
+    dial->last = why;
+  }
+  try_next_way(dial);
 }
 
 // The other side's line may have become this one, or be about to: then a dial that fails is
@@ -132,30 +214,40 @@ void Agent::give_up_dialling(int rank, const std::shared_ptr<Connection>& line, 
   line->close(why);
 }
 
-void Agent::greet(int rank, const std::shared_ptr<Connection>& line, size_t next,
+void Agent::greet(const std::shared_ptr<Dial>& dial, size_t way,
                   std::unique_ptr<transport::Stream> stream) {
+  const auto& line = dial->line;
   if (line->is_closed() || line->is_open() || stopping_) return;
-  auto on_end = [this, rank, line, next](Greeting::Outcome outcome) {
+  auto on_end = [this, dial, way](Greeting::Outcome outcome) {
     if (!outcome.failure) {
-      line->open(std::move(outcome));
+      dial->line->open(std::move(outcome), reasons_against_better_ways(*dial, way));
+      if (!dial->line->is_open()) return;  // another way is about to open it, or it was closed
       MutexLock lock(mutex_);
-      Peer& peer = peers_[static_cast<size_t>(rank)];
-      if (peer.line == line) peer.dialing = false;  // not before the line is open: admit()
+      Peer& peer = peers_[static_cast<size_t>(dial->rank)];
+      if (peer.line == dial->line) peer.dialing = false;  // not before the line is open: admit()
     } else if (outcome.failure->code() == Code::kAlreadyExists) {
-      dial_again(rank, line);
+      dial_again(dial);
     } else if (outcome.failure->code() == Code::kInvalidArgument) {
-      give_up_dialling(rank, line, *outcome.failure);
+      give_up_dialling(dial->rank, dial->line, *outcome.failure);
     } else {
-      line->note_refused(std::string(transports_[next]->name()) + ": " +
-                         outcome.failure->message());
-      try_endpoints(rank, line, next + 1, *outcome.failure);
+      leave_way(dial, way, *outcome.failure);
     }
   };
   wire::Hello mine = hello();
   mine.line = line->number();
   shake_hands(std::move(stream),
-              Handshake::opener(std::move(mine), line->peer(), instance_of(rank)),
+              Handshake::opener(std::move(mine), line->peer(), instance_of(dial->rank)),
               std::move(on_end));
+}
+
+std::vector<std::string> Agent::reasons_against_better_ways(Dial& dial, size_t way) const {
+  std::vector<std::string> reasons;
+  MutexLock lock(dial.mutex);
+  for (const auto& [transport, why] : dial.refused) {
+    if (transport >= dial.ways[way].transport) break;
+    reasons.push_back(std::string(transports_[transport]->name()) + ": " + why);
+  }
+  return reasons;
 }
 
 void Agent::shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,
@@ -207,13 +299,16 @@ void Agent::greet_lane(const std::shared_ptr<Connection>& line,
               });
 }
 
-// The other side has, or is about to open, a line of its own; unless it has just lost it.
-void Agent::dial_again(int rank, const std::shared_ptr<Connection>& line) {
-  reactor_.timers().add(Clock::now() + kRedialAfter, [this, rank, weak = std::weak_ptr(line)] {
-    const auto live = weak.lock();
-    if (!live || live->is_open() || live->is_closed() || stopping_) return;
-    try_endpoints(rank, live, 0, Error(Code::kUnavailable, "no transport reaches it any more"));
-  });
+// The other side has, or is about to open, a line of its own; unless it has just lost it. The dial
+// that was turned down never gives up the line: this one does.
+void Agent::dial_again(const std::shared_ptr<Dial>& dial) {
+  reactor_.timers().add(Clock::now() + kRedialAfter,
+                        [this, rank = dial->rank, deadline = dial->deadline,
+                         weak = std::weak_ptr<Connection>(dial->line)] {
+                          const auto live = weak.lock();
+                          if (!live || live->is_open() || live->is_closed() || stopping_) return;
+                          dial_until(deadline, rank, live);
+                        });
 }
 
 void Agent::accept(std::unique_ptr<transport::Stream> stream) {

@@ -17,22 +17,40 @@ enum class CrossMemoryAttach {
   kRequired,   // a worker of this host with whom it does not work both ways cannot be called
 };
 
+// Whether tensors go from an accelerator's memory to another's, and not through the processor's.
+enum class DeviceToDevice {
+  kForbidden,  // they go through the processor's memory
+  kAllowed,    // where both workers allow it, and their devices can
+  kRequired,   // a dense one that is to arrive on a device and cannot go so is not sent
+};
+
 // Over one route, or over all. Threading: a value.
 struct BytesMoved {
   uint64_t bytes_sent = 0, bytes_received = 0;  // over the transport; beside that, of tensors
   uint64_t bytes_read = 0;                      // that came: out of the sender's memory,
-  uint64_t bytes_handed_over = 0;               // or without a copy
+  uint64_t bytes_handed_over = 0;               // or without a copy,
+  uint64_t bytes_of_devices = 0;                // or from device to device
 
   // What has come in all; the sum over all workers is what has moved.
-  uint64_t bytes_come() const noexcept { return bytes_received + bytes_read + bytes_handed_over; }
+  uint64_t bytes_come() const noexcept {
+    return bytes_received + bytes_read + bytes_handed_over + bytes_of_devices;
+  }
 
   BytesMoved& operator+=(const BytesMoved& other) noexcept {
     bytes_sent += other.bytes_sent;
     bytes_received += other.bytes_received;
     bytes_read += other.bytes_read;
     bytes_handed_over += other.bytes_handed_over;
+    bytes_of_devices += other.bytes_of_devices;
     return *this;
   }
+};
+
+// How tensors get from a device here to one of another worker. Threading: a value.
+struct DeviceRoute {
+  int here = 0, there = 0;     // the devices' numbers
+  bool is_direct = false;      // from device to device; else through the processor's memory
+  std::string why_not_direct;  // the reason
 };
 
 // One that is open. Threading: a value.
@@ -45,6 +63,7 @@ struct Route : BytesMoved {
   std::string why_not_read;          // the reason, where one of the two does not work
   int lanes = 0;                     // connections beside it, to another host, for large tensors
   uint64_t bytes_by_lanes = 0;  // of all that was sent and received, also by those that have ended
+  std::vector<DeviceRoute> devices;  // those between which tensors have been sent
 };
 
 }  // namespace farspan

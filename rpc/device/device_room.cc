@@ -1,5 +1,7 @@
 #include <farspan/rpc/device/device_room.h>
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <random>
 #include <sstream>
@@ -7,6 +9,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/host.h>
+#include <farspan/c10d/streams/streams.h>
 #include <farspan/rpc/device/message_devices.h>
 #include <farspan/rpc/device/streams.h>
 
@@ -110,7 +113,8 @@ DeviceRecord DeviceRecord::of_this_process(Maps maps) {
   return record;
 }
 
-void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records) {
+void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
+                         DeviceToDevice device_to_device) {
   const auto count = [&](int rank) {
     return static_cast<int>(records[static_cast<size_t>(rank)].uuids.size());
   };
@@ -132,8 +136,18 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records) {
     return log(LogLevel::kInfo, "device",
                "tensors travel between processors only: " + accelerator->why_none);
   }
-  const std::shared_ptr<DeviceRoom> room(new DeviceRoom(worker, *accelerator, std::move(records)));
+  keep_device_order(accelerator->type);
+  // Calls have streams of their own, so leaves get gradients from many: that is meant.
+  at::globalContext().setWarnOnAccumulateGradStreamMismatch(false);
+  const std::shared_ptr<DeviceRoom> room(
+      new DeviceRoom(worker, *accelerator, std::move(records), device_to_device));
   worker.set_device_carrier(room);
+  worker.messenger().handle(wire::Kind::kDeviceProbe, agent::Messenger::Run::kAsTask,
+                            [weak = room->weak_from_this()](agent::Request request) {
+                              if (const auto self = weak.lock()) {
+                                self->routes_.serve(std::move(request));
+                              }
+                            });
   worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
     const auto self = weak.lock();
     if (!self) return;
@@ -143,12 +157,14 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records) {
 }
 
 DeviceRoom::DeviceRoom(Worker& worker, const Accelerator& accelerator,
-                       std::vector<DeviceRecord> records)
+                       std::vector<DeviceRecord> records, DeviceToDevice device_to_device)
     : worker_(worker),
       accelerator_(accelerator),
       records_(std::move(records)),
       exports_(*accelerator_.devices),
-      imports_(*accelerator_.devices) {}
+      imports_(*accelerator_.devices),
+      host_copies_(*accelerator_.devices),
+      routes_(*this, device_to_device) {}
 
 std::unique_ptr<MessageDevices> DeviceRoom::open(int peer, MessageWay way) {
   return std::make_unique<MessageDevicesOf>(shared_from_this(), peer, way);
@@ -156,6 +172,12 @@ std::unique_ptr<MessageDevices> DeviceRoom::open(int peer, MessageWay way) {
 
 std::unique_ptr<DeviceStreams> DeviceRoom::use_own_streams() {
   return std::make_unique<OwnStreams>(accelerator_.type);
+}
+
+void DeviceRoom::describe(Route& route) const {
+  const int peer = worker_.worker_info(route.worker).rank;
+  route.devices = routes_.known(peer);
+  route.bytes_of_devices = routes_.bytes_come(peer);
 }
 
 const DeviceRecord& DeviceRoom::own() const noexcept {
@@ -179,8 +201,7 @@ int DeviceRoom::place_there(int peer, MessageWay way, c10::Device here) const {
   const auto found = maps.find(name_of(callee));
   const DeviceMap& map = found == maps.end() ? same : found->second;
   const Place there = asks ? map.there(name_of(callee), place) : map.here(name_of(callee), place);
-  const auto count = static_cast<int>(records_[static_cast<size_t>(peer)].uuids.size());
-  if (there.device < count) return there.device;
+  if (there.device < devices_of(peer)) return there.device;
   throw Error(Code::kInvalidArgument, "a tensor on " + place.text() + " is to arrive on " +
                                           there.text() + ", which worker '" + name_of(peer) +
                                           "' does not have")
@@ -188,9 +209,19 @@ int DeviceRoom::place_there(int peer, MessageWay way, c10::Device here) const {
               "\"].set(..)");
 }
 
+int DeviceRoom::devices_of(int rank) const noexcept {
+  return static_cast<int>(records_[static_cast<size_t>(rank)].uuids.size());
+}
+
+int DeviceRoom::checked_place(int peer, int place) const {
+  if (place >= Place::kCpu && place < devices_of(peer)) return place;
+  throw Error(Code::kInvalidArgument,
+              "worker '" + name_of(peer) + "' has no device " + std::to_string(place));
+}
+
 c10::Device DeviceRoom::device_here(int place) const {
   if (place == Place::kCpu) return c10::kCPU;
-  const auto count = static_cast<int>(own().uuids.size());
+  const int count = devices_of(worker_.rank());
   if (place >= 0 && place < count) {
     return {accelerator_.type, static_cast<c10::DeviceIndex>(place)};
   }
@@ -203,6 +234,12 @@ DeviceRoom::Reach DeviceRoom::reach(int peer) const noexcept {
   if (other.process == own().process) return Reach::kSameProcess;
   if (other.host == own().host && other.kind == own().kind) return Reach::kByName;
   return Reach::kByHost;
+}
+
+std::string DeviceRoom::why_not_by_name(int peer) const {
+  if (reach(peer) != Reach::kByHost) return "";
+  const DeviceRecord& other = records_[static_cast<size_t>(peer)];
+  return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
 }
 
 void DeviceRoom::close_idle_imports() {

@@ -14,8 +14,10 @@
 
 #include <farspan/c10d/device/device_map.h>
 #include <farspan/c10d/device/exports.h>
+#include <farspan/c10d/device/host_copies.h>
 #include <farspan/c10d/device/imports.h>
 #include <farspan/rpc/device/accelerator.h>
+#include <farspan/rpc/device/device_routes.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
@@ -49,21 +51,31 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   // Before the worker's first call. Does nothing in a process without an accelerator.
   //   records  of all workers, by rank
   //   throws   Error kInvalidArgument: a map of its own names a worker or device that is not there
-  static void install(Worker& worker, std::vector<DeviceRecord> records);
+  static void install(Worker& worker, std::vector<DeviceRecord> records,
+                      DeviceToDevice device_to_device = DeviceToDevice::kAllowed);
 
   std::unique_ptr<MessageDevices> open(int peer, MessageWay way) override;
   std::unique_ptr<DeviceStreams> use_own_streams() override;
+  void describe(Route& route) const override;
+  uint64_t bytes_come() const noexcept override { return routes_.bytes_come(); }
 
   //   throws  Error kInvalidArgument: a device of another kind, or one that is mapped to none
   int place_there(int peer, MessageWay way, c10::Device here) const;
+  // Of that worker's devices.
+  //   throws  Error kInvalidArgument: it has no such device
+  int checked_place(int peer, int place) const;
   //   throws  Error kCorrupt: there is no such device
   c10::Device device_here(int place) const;
   Reach reach(int peer) const noexcept;
+  //   returns  why it is not another one; empty where it is as direct as can be
+  std::string why_not_by_name(int peer) const;
 
   Worker& worker() noexcept { return worker_; }
   device::Devices& devices() noexcept { return *accelerator_.devices; }
   device::Exports& exports() noexcept { return exports_; }
   device::Imports& imports() noexcept { return imports_; }
+  device::HostCopies& host_copies() noexcept { return host_copies_; }
+  DeviceRoutes& routes() noexcept { return routes_; }
   uint64_t next_export() noexcept { return last_export_.fetch_add(1) + 1; }
   // Under which imports() knows what a worker exports.
   uint64_t export_key(int peer) const noexcept { return static_cast<uint64_t>(peer); }
@@ -71,8 +83,10 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   void close_idle_imports();
 
  private:
-  DeviceRoom(Worker& worker, const Accelerator& accelerator, std::vector<DeviceRecord> records);
+  DeviceRoom(Worker& worker, const Accelerator& accelerator, std::vector<DeviceRecord> records,
+             DeviceToDevice device_to_device);
   const DeviceRecord& own() const noexcept;
+  int devices_of(int rank) const noexcept;
   const std::string& name_of(int rank) const;
   void close_idle_imports_later(TimePoint at);
 
@@ -83,6 +97,8 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   std::atomic<bool> looks_{false};  // a timer is set for what is idle
   device::Exports exports_;
   device::Imports imports_;
+  device::HostCopies host_copies_;
+  DeviceRoutes routes_;
 };
 
 }  // namespace farspan

@@ -5,52 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/local_exports.h>
 #include <farspan/rpc/device/streams.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
-namespace {
-
-using device::Export;
-
-void write_name(capnp::Data::Builder out, const device::MemoryName& name) {
-  std::memcpy(out.begin(), name.data(), name.size());
-}
-
-device::MemoryName read_name(capnp::Data::Reader in) {
-  device::MemoryName name;
-  if (in.size() != name.size()) throw Error(Code::kCorrupt, "a name of a wrong length");
-  std::memcpy(name.data(), in.begin(), name.size());
-  return name;
-}
-
-void write_export(const Export& from, schema::DeviceBytes::Builder out) {
-  out.setDevice(static_cast<int16_t>(from.device));
-  out.setRegion(from.region);
-  write_name(out.initMemory(static_cast<unsigned>(from.memory.size())), from.memory);
-  out.setRegionBytes(from.region_bytes);
-  out.setOffset(from.offset);
-  out.setBytes(from.bytes);
-  out.setEvent(from.event);
-  write_name(out.initWritten(static_cast<unsigned>(from.written.size())), from.written);
-}
-
-Export read_export(schema::DeviceBytes::Reader in) {
-  Export from;
-  from.device = in.getDevice();
-  from.region = in.getRegion();
-  from.memory = read_name(in.getMemory());
-  from.region_bytes = in.getRegionBytes();
-  from.offset = in.getOffset();
-  from.bytes = in.getBytes();
-  from.event = in.getEvent();
-  from.written = read_name(in.getWritten());
-  return from;
-}
-
-}  // namespace
-
 // The memory itself. Who copies it within this process keeps it, too: the line may end meanwhile.
 class MessageDevicesOf::Held {
  public:
@@ -91,11 +51,21 @@ MessageDevicesOf::Lent& MessageDevicesOf::lent_exports() {
 
 std::shared_ptr<LentMemory> MessageDevicesOf::lent() { return std::move(lent_); }
 
-int MessageDevicesOf::place_there(at::Device here) { return room_->place_there(peer_, way_, here); }
+int MessageDevicesOf::place_there(at::Device here) {
+  if (place_) return room_->checked_place(peer_, *place_);
+  try {
+    return room_->place_there(peer_, way_, here);
+  } catch (const Error&) {
+    if (!host_if_unmapped_) throw;
+    return kCpu;
+  }
+}
 
 bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) {
+  DeviceRoutes& routes = room_->routes();
+  const int here = dense.get_device(), there = place_there(dense.device());
+  if (there == kCpu || !routes.is_direct(peer_, here, there, deadline_)) return false;
   const DeviceRoom::Reach reach = room_->reach(peer_);
-  if (reach == DeviceRoom::Reach::kByHost) return false;
   const std::shared_ptr<Held>& held = lent_exports().held;
   const device::Stream stream = current_stream(dense.device());
   auto owner = std::make_shared<c10::Storage>(dense.storage());
@@ -110,30 +80,35 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
   }
   const auto made =
       room_->exports().make(held->id(), bytes, dense.nbytes(), stream, std::move(owner));
-  if (!made) return false;
+  if (!made) {
+    routes.refuse_if_required(peer_, here, there,
+                              "too much is staged of memory that others cannot open");
+    return false;
+  }
   write_export(*made, out);
   return true;
 }
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
+  using End = device::HostCopies::End;
   const device::Stream stream = current_stream(dense.device());
-  device::Devices& devices = room_->devices();
-  const auto wait = [&] {
-    if (devices.synchronize(stream, deadline_)) return;
-    throw Error(Code::kTimeout, "what " + dense.device().str() + " is at was not done in time")
+  const auto too_late = [&] {
+    return Error(Code::kTimeout, "what " + dense.device().str() + " is at was not done in time")
         .operation("copy a tensor to the host")
         .advice("find out what the device is busy with, or give the call more time");
   };
-  wait();  // so that the copy is done at once, and a deadline holds for what comes before it
   Buffer bytes = room_->worker().messenger().allocate(dense.nbytes());
+  const End end = room_->host_copies().from_device(stream, bytes.data(), dense.const_data_ptr(),
+                                                   bytes.size(), deadline_);
+  if (end == End::kLate) throw too_late();
+  if (end == End::kDone) return bytes;
+  device::Devices& devices = room_->devices();
+  // So that the copy, which the calling thread may have to wait for, is done at once.
+  if (!devices.synchronize(stream, deadline_)) throw too_late();
   devices.copy(stream, bytes.data(), dense.const_data_ptr(), bytes.size());
-  try {
-    wait();
-  } catch (...) {
-    devices.then(stream, [bytes] {});  // the device may write there still
-    throw;
-  }
-  return bytes;
+  if (devices.synchronize(stream, deadline_)) return bytes;
+  devices.then(stream, [bytes] {});  // the device may write there still
+  throw too_late();
 }
 
 at::Device MessageDevicesOf::device_here(int place) {
@@ -166,6 +141,7 @@ void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Read
     });
   }
   devices.then(stream, [borrowed = borrowed_] {});
+  room_->routes().note_come(peer_, dense.nbytes());
 }
 
 void MessageDevicesOf::copy_from_host(const at::Tensor& dense, const Buffer& bytes) {
@@ -173,7 +149,16 @@ void MessageDevicesOf::copy_from_host(const at::Tensor& dense, const Buffer& byt
     std::memcpy(dense.mutable_data_ptr(), bytes.data(), bytes.size());
     return;
   }
+  using End = device::HostCopies::End;
   const device::Stream stream = current_stream(dense.device());
+  const End end = room_->host_copies().to_device(stream, dense.mutable_data_ptr(), bytes.data(),
+                                                 bytes.size(), deadline_);
+  if (end == End::kDone) return;
+  if (end == End::kLate) {
+    throw Error(Code::kTimeout, dense.device().str() + " did not take a tensor in time")
+        .operation("copy a tensor from the host")
+        .advice("find out what the device is busy with, or give the call more time");
+  }
   // A small segment is a part of its frame, which may go before the stream has come so far.
   const Buffer kept = bytes.owner() ? bytes : Buffer::copy_of(bytes.span());
   room_->devices().copy(stream, dense.mutable_data_ptr(), kept.data(), kept.size());

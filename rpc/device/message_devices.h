@@ -15,6 +15,8 @@ class MessageDevicesOf final : public MessageDevices {
   ~MessageDevicesOf() override;
 
   void set_deadline(Deadline deadline) override { deadline_ = deadline; }
+  void set_place(int place) override { place_ = place; }
+  void use_host_if_unmapped() override { host_if_unmapped_ = true; }
   int place_there(at::Device here) override;
   bool lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) override;
   Buffer copy_to_host(const at::Tensor& dense) override;
@@ -35,6 +37,8 @@ class MessageDevicesOf final : public MessageDevices {
   const int peer_;
   const MessageWay way_;
   Deadline deadline_;
+  std::optional<int> place_;
+  bool host_if_unmapped_ = false;
   std::shared_ptr<Lent> lent_;
   std::shared_ptr<void> borrowed_;
 };

@@ -1,8 +1,13 @@
 #include <farspan/rpc/device/streams.h>
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/streams/streams.h>
 
 namespace farspan {
 namespace {
@@ -13,54 +18,33 @@ thread_local OwnStreams* innermost = nullptr;
 
 class RecordedWork final : public DeviceWork {
  public:
-  RecordedWork(c10::DeviceType type, std::vector<at::Tensor> tensors)
-      : guard_(type), tensors_(std::move(tensors)) {}
-  ~RecordedWork() override {
-    for (const auto& [event, device] : events_) guard_.destroyEvent(event, device);
-  }
+  explicit RecordedWork(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
 
   void add(const c10::Stream& stream) {
-    void* event = nullptr;
-    guard_.record(&event, stream, stream.device_index(), c10::EventFlag::BACKEND_DEFAULT);
-    events_.emplace_back(event, stream.device_index());
+    const c10::DeviceGuard guard(stream.device());
+    events_.emplace_back(stream.device_type()).record(stream);
   }
 
   void wait_on_current_streams() override {
-    for (const auto& [event, index] : events_) {
-      const c10::Stream current = guard_.getStream({guard_.type(), index});
-      guard_.block(event, current);
-      for (const at::Tensor& tensor : tensors_) {
-        if (tensor.device() != current.device()) continue;
-        guard_.recordDataPtrOnStream(tensor.storage().data_ptr(), current);
+    try {
+      for (const c10::Event& event : events_) {
+        const c10::DeviceGuard guard(event.device());
+        const c10::Stream current = current_stream_of(event.device());
+        event.block(current);
+        for (const at::Tensor& tensor : tensors_) {
+          if (tensor.device() == current.device()) record_use(tensor, current);
+        }
       }
+    } catch (const c10::Error& failure) {
+      throw Error(Code::kUnavailable, failure.what_without_backtrace())
+          .operation("wait for a device");
     }
   }
 
  private:
-  const VirtualGuardImpl guard_;
   std::vector<at::Tensor> tensors_;
-  std::vector<std::pair<void*, c10::DeviceIndex>> events_;
+  std::vector<c10::Event> events_;
 };
-
-// What has memory on a device of a tensor.
-void add_dense(std::vector<at::Tensor>& dense, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_cpu()) return;
-  switch (tensor.layout()) {
-    case at::kSparse:
-      dense.insert(dense.end(), {tensor._indices(), tensor._values()});
-      break;
-    case at::kSparseCsr:
-    case at::kSparseBsr:
-      dense.insert(dense.end(), {tensor.crow_indices(), tensor.col_indices(), tensor.values()});
-      break;
-    case at::kSparseCsc:
-    case at::kSparseBsc:
-      dense.insert(dense.end(), {tensor.ccol_indices(), tensor.row_indices(), tensor.values()});
-      break;
-    default:
-      if (tensor.has_storage()) dense.push_back(tensor);
-  }
-}
 
 }  // namespace
 
@@ -85,13 +69,13 @@ void OwnStreams::use(c10::Device device) {
   const VirtualGuardImpl guard(device.type());
   const c10::Stream stream = guard.getStreamFromGlobalPool(device);
   own->used_.push_back({stream, guard.exchangeStream(stream)});
+  follow(stream, guard.getDefaultStream(device));
 }
 
 std::shared_ptr<DeviceWork> OwnStreams::work_so_far(std::vector<at::Tensor> tensors) {
   if (used_.empty()) return nullptr;
-  std::vector<at::Tensor> dense;
-  for (const at::Tensor& tensor : tensors) add_dense(dense, tensor);
-  auto work = std::make_shared<RecordedWork>(type_, std::move(dense));
+  std::erase_if(tensors, [](const at::Tensor& one) { return !one.defined() || one.is_cpu(); });
+  auto work = std::make_shared<RecordedWork>(std::move(tensors));
   for (const Used& used : used_) work->add(used.own);
   return work;
 }

@@ -26,8 +26,8 @@ class OwnStreams final : public DeviceStreams {
   OwnStreams(const OwnStreams&) = delete;
   OwnStreams& operator=(const OwnStreams&) = delete;
 
-  // The current stream of `device` is from now on one of a pool; nothing when there are no
-  // OwnStreams in this thread, or when the device has one.
+  // The current stream of `device` is from now on one of a pool, which follows the default one;
+  // nothing when there are no OwnStreams in this thread, or when the device has one.
   static void use(c10::Device device);
 
   std::shared_ptr<DeviceWork> work_so_far(std::vector<at::Tensor> tensors) override;

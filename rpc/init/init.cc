@@ -151,7 +151,7 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
     agent->stop();
     store.reset();
   });
-  DeviceRoom::install(*worker, std::move(devices));
+  DeviceRoom::install(*worker, std::move(devices), options.device_to_device);
   furnish(*worker);
   exchange(store, "ready", job.rank, job.world_size, "1", deadline);  // each can be called now
   return worker;

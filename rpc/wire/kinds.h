@@ -27,6 +27,7 @@ enum class Kind : uint8_t {
   kCall = 0x10,
   kBuiltinCall = 0x11,
   kShutdown = 0x12,
+  kDeviceProbe = 0x13,
   // 0x20 to 0x3f: remote references.
   kRemoteCall = 0x20,
   kRRefCall = 0x21,
@@ -72,6 +73,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "builtin call";
     case Kind::kShutdown:
       return "shutdown";
+    case Kind::kDeviceProbe:
+      return "device probe";
     case Kind::kRemoteCall:
       return "remote call";
     case Kind::kRRefCall:

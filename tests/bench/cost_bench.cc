@@ -1,8 +1,9 @@
 // What a small call costs beside its time: tests/bench/README.md says what of it is counted.
 //   cost_bench --transport shm|unix|tcp
 // Prints the ids of its two processes once they are warm, {"caller": 12, "callee": 13}. Then, for
-// each line "CALLS PAUSE_MS" that it reads, it makes so many calls, each after so long a pause, and
-// prints the median time of one and its allocations. "CALLS -1": the stages of a call.
+// each line "CALLS PAUSE_MS counts" that it reads, it makes so many calls, each after so long a
+// pause, and prints the median time of one and its allocations; for "CALLS PAUSE_MS stages" the
+// stages of a call.
 #include <ATen/ATen.h>
 #include <unistd.h>
 

@@ -83,7 +83,7 @@ class ReportTest(unittest.TestCase):
         return path
 
     def report(self):
-        return costs.report(self.bench, timeout_s=10)
+        return costs.report(self.bench, timeout_s=10)[0]
 
     def test_a_tool_that_is_not_here_is_named_with_its_package(self):
         report = self.report()
@@ -108,7 +108,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn(["the", "message", "1.50", "6.50", "1.50", "6.50"], lines)
         self.assertIn(["all", "1.75", "6.75", "1.75", "6.75"], lines)
 
-    def test_perf_counts_only_while_calls_are_made(self):
+    def fake_perf(self):
         # Refuses what comes in another order than: enable, disable, interrupt.
         self.program("perf", self.python + textwrap.dedent(f"""\
             import pathlib, signal, sys
@@ -125,12 +125,37 @@ class ReportTest(unittest.TestCase):
                     told.append(line.strip())
                     answers.write(b"ack\\n\\0")
             """))
+
+    def test_perf_counts_only_while_calls_are_made(self):
+        self.fake_perf()
         report = self.report()
         shm, asleep = (30100 / costs.STATES[state][0] for state in costs.STATES)
         cells = [f"{shm:.2f}"] * 2 + [f"{asleep:.2f}"] * 2
         self.assertIn(["all", *cells, *cells], [line.split() for line in report.splitlines()])
         self.assertRegex(report, r"\n  recvfrom, in vain +1.00 +1.00 ")
         self.assertRegex(report, r"\nus, median, while counted +1.00 +11.00 +1.00 +11.00\n")
+
+    def test_a_hot_ring_makes_no_system_calls_at_either_end(self):
+        def judged(caller, callee):
+            counts = {"caller": {"read": caller}, "callee": {"read": callee, "futex": 100}}
+            hot = costs.Column("shm", 10_000, {}, {costs.PERF: (3.5, counts)})
+            asleep = costs.Column("shm, asleep", 400, {}, {costs.PERF: (50, counts)})
+            return costs.judge_hot_ring([asleep, hot])
+
+        line, is_met = judged(499, 399)
+        self.assertTrue(is_met)
+        self.assertRegex(line, "less than 0.05 .*: 0.0499 met$")
+        for line, is_met in (judged(500, 0), judged(0, 400)):
+            self.assertFalse(is_met)
+            self.assertRegex(line, ": 0.0500 MISSED$")
+
+    def test_a_missed_goal_is_told_and_without_perf_there_is_none(self):
+        self.assertEqual(costs.report(self.bench, timeout_s=10)[1], [])
+        self.fake_perf()
+        report, missed = costs.report(self.bench, timeout_s=10)
+        self.assertRegex(missed[0], ": 3.0100 MISSED$")
+        self.assertIn(missed[0], report.splitlines())
+        self.assertEqual(len(missed), 1)
 
     def test_what_is_hardly_ever_called_has_no_line(self):
         column = costs.Column("shm", 10_000, {}, {})

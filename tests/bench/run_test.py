@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Tests tests/bench/run with programs that only pretend to measure."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -14,6 +16,7 @@ import tempfile
 import textwrap
 import time
 import unittest
+import unittest.mock
 
 RUN = pathlib.Path(__file__).with_name("run")
 SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
@@ -96,17 +99,19 @@ class RunTest(unittest.TestCase):
             self.fake(name, f"figures({value})")
 
     def fake(self, name, body):
-        """A program; in `body`, figures(v) prints v for all cases of the asked transport."""
+        """A program; in `body`, figures(v) prints v for all cases of the asked transport, but those of
+        `other`."""
         source = textwrap.dedent(
             f"""\
             #!/usr/bin/env python3
             import json, os, pathlib, sys, time
             here = pathlib.Path(__file__).parent
             transport = sys.argv[2]
-            def figures(value, without=()):
+            def figures(value, without=(), other={{}}):
                 for case in {CASES!r}[transport]:
                     if case not in without:
-                        print(json.dumps({{"case": case, "value": value, "unit": "us"}}), flush=True)
+                        figure = {{"case": case, "value": other.get(case, value), "unit": "us"}}
+                        print(json.dumps(figure), flush=True)
             def sleep_with_a_child():
                 child = os.fork()
                 if child:
@@ -175,14 +180,53 @@ class RunTest(unittest.TestCase):
         for cases in CASES.values():
             for case in cases:
                 self.assertIn(f"\n{case} ", table)
-        self.assertRegex(table, r"small call p50 shm +us +10 +40 +4.00 +20 +2.00 +5 +0.50 +>= 4 pytorch met\n")
-        self.assertRegex(table, r"calls per second .* +>= 10 pytorch MISSED\n")
+        self.assertRegex(table, r"small call p50 shm +us +10 +40 +4.00 +20 +2.00 +5 +0.50 +"
+                                r">= 4 pytorch met, <= 5 us MISSED\n")
+        self.assertRegex(table, r"calls per second 128 .* >= 10 pytorch MISSED, >= 400,000 calls/s MISSED\n")
+
+    def test_our_figure_may_be_a_goal_by_itself_whichever_way_its_unit_goes(self):
+        # Of each: a figure that just meets its goal, and one that just does not.
+        for case, transport, goal, met, missed in (
+                ("small call p50", "shm", "<= 5 us", 5, 5.1),
+                ("tensor 64 MiB", "tcp", ">= 3.5 GB/s", 3.5, 3.4)):
+            for value, word in ((met, "met"), (missed, "MISSED")):
+                self.fake("rpc_bench", f"figures({value})")
+                done = self.bench("--rounds", "1", "--check")
+                self.assertRegex(done.stdout, f"\n{case} {transport} .*, {goal} {word}\n")
+                said = f"{case} {transport}: {value} {goal.split()[-1]}, the goal is {goal}\n"
+                self.assertEqual(said in done.stderr, word == "MISSED", done.stderr)
+
+    def test_our_figure_is_judged_also_where_no_peer_is(self):
+        for name in ("pytorch_rpc", "grpc_unary"):
+            (self.programs / name).unlink()
+        self.assertRegex(self.bench("--rounds", "1").stdout,
+                         r"\nhand over 256 MiB shm +us +10 .* <= 100 us met\n")
+
+    def test_a_goal_may_be_a_multiple_of_our_figure_in_another_case(self):
+        for slowest, echo, word in ((30, 9, "met"), (31, 8.9, "MISSED")):
+            other = {"small call p99 shm": slowest, "echo 64 MiB shm": echo}
+            self.fake("rpc_bench", f"figures(10, other={other!r})")
+            done = self.bench("--rounds", "1", "--check")
+            self.assertRegex(done.stdout, f"\nsmall call p99 shm .* <= 3 x small call p50 shm {word}\n")
+            self.assertRegex(done.stdout, f"\necho 64 MiB shm .* >= 0.9 x tensor 64 MiB shm {word}\n")
+            for said in ("small call p99 shm: 3.10 x small call p50 shm, the goal is <= 3 x ",
+                         "echo 64 MiB shm: 0.89 x tensor 64 MiB shm, the goal is >= 0.9 x "):
+                self.assertEqual(said in done.stderr, word == "MISSED", done.stderr)
 
     def test_a_missed_goal_is_a_failure_only_when_asked(self):
         self.assertEqual(self.bench("--rounds", "1").returncode, 0)
         checked = self.bench("--rounds", "1", "--check")
         self.assertEqual(checked.returncode, 1)
         self.assertIn("calls per second 128 in flight shm: 0.25 times pytorch", checked.stderr)
+
+    def test_a_missed_goal_of_what_a_call_costs_is_a_failure_only_when_asked(self):
+        run = load_run()
+        report = unittest.mock.patch.object(run.costs, "report", return_value=("table", ["one is MISSED"]))
+        for check, problems in ((False, []), (True, ["one is MISSED"])):
+            with report, contextlib.redirect_stdout(io.StringIO()) as out, \
+                    contextlib.redirect_stderr(io.StringIO()):
+                self.assertEqual(run.print_costs(RUN, 1, check), problems)
+            self.assertIn("table", out.getvalue())
 
     def test_a_program_without_a_case_is_named(self):
         self.fake("rpc_bench", "figures(1, without=['tensor 1 MiB tcp'])")
@@ -246,6 +290,23 @@ class RunTest(unittest.TestCase):
                     if program.label in ("ours", *case.peers):
                         self.assertTrue(prints(source, case.name), (program.name, case.name))
 
+    def test_every_program_that_is_compiled_is_built_for_a_measurement(self):
+        text = (RUN.parent / "CMakeLists.txt").read_text()
+        targets = dict(re.findall(r"^farspan_bench\((\w+) ([^)]+)\)", text, re.MULTILINE))
+        self.assertEqual(list(targets), ["bench", "bench_gpu"])
+        areas = load_run().AREAS.values()
+        asked = {program.name for area in areas for program in area.programs}
+        asked |= {area.costs for area in areas if area.costs}
+        compiled = {name for name in asked if not name.endswith(".py")}
+        self.assertEqual(compiled - set(" ".join(targets.values()).split()), set())
+
+    def test_reductions_and_their_peers_keep_their_names(self):
+        peers = {case.name: case.peers for case in load_run().AREAS["collectives"].cases}
+        for world in (2, 4):
+            for size in ("4 B", "4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB"):
+                name = f"all_reduce {size} world {world}"
+                self.assertEqual(peers.get(name), ("gloo", "openmpi", "limit"), name)
+
     def test_an_example_is_measured_by_the_rate_in_its_table(self):
         for name, rate, time in (("parameter_server", "1,940", 80), ("local_training", "2,000", 76)):
             path = self.folder / "build" / "examples" / name / name
@@ -278,11 +339,14 @@ class RunTest(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn(said, done.stderr)
 
-    def test_every_goal_is_about_a_case_and_a_peer_of_it(self):
+    def test_every_goal_is_about_a_case_and_a_peer_of_it_or_ours_or_a_case_of_its_unit(self):
         for name, area in load_run().AREAS.items():
-            peers = {case.name: case.peers for case in area.cases}
+            cases = {case.name: case for case in area.cases}
             for case, goals in area.goals.items():
-                self.assertLessEqual(set(goals), set(peers.get(case, ())), (name, case))
+                self.assertIn(case, cases, name)
+                others = {other.name for other in area.cases if other.unit == cases[case].unit}
+                self.assertLessEqual(set(goals), {"ours", *cases[case].peers} | others - {case},
+                                     (name, case))
 
     def pids(self):
         file = self.programs / "pids"
@@ -316,6 +380,127 @@ class RunTest(unittest.TestCase):
                     self.assertEqual(running.wait(timeout=10), 128 + stop)
                 for pid in pids:
                     self.assertTrue(until(lambda: not alive(pid)))
+
+
+GPU_SIZES = (*SIZES, "512 MiB", "1 GiB")
+# What each program of area `gpu` prints when nothing else is said, by its arguments.
+GPU_FIGURES = {
+    ("gpu_bench", ""): {"small CPU call p50": 10, "small CUDA call p50": 60, "CUDA tensor": 900},
+    ("gpu_bench", "--through-host"): {"CUDA tensor": 3},
+    ("pytorch_gpu", "--channel cuda_ipc"): {"small CPU call p50": 200, "small CUDA call p50": 300,
+                                            "CUDA tensor": 500},
+    ("pytorch_gpu", "--channel cuda_basic"): {"small CPU call p50": 200, "small CUDA call p50": 400,
+                                              "CUDA tensor": 2},
+    ("gpu_limits", "--in-one-process"): {"small CPU call p50": 1, "CUDA tensor": 1000},
+    ("gpu_limits", "--by-name"): {"CUDA tensor": 950},
+}
+
+
+class GpuTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.out = self.folder / "results.json"
+        for name in ("gpu_bench", "pytorch_gpu", "gpu_limits"):
+            self.fake(name)
+
+    def fake(self, name, body="", **other):
+        """A program that prints the figures of above; those of `other` by its arguments instead."""
+        figures = {arguments: {**figures, **other.get(arguments.strip("-").replace("-", "_") or "ours", {})}
+                   for (program, arguments), figures in GPU_FIGURES.items() if program == name}
+        path = self.folder / "build" / "tests" / "bench" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(
+            f"""\
+            #!/usr/bin/env python3
+            import json, sys
+            {body}
+            for case, value in {figures!r}[" ".join(sys.argv[1:])].items():
+                of_tensor = case == "CUDA tensor"
+                for size in {GPU_SIZES!r} if of_tensor else [""]:
+                    print(json.dumps({{"case": f"{{case}} {{size}}".strip(), "value": value}}))
+                    if of_tensor:
+                        print(json.dumps({{"case": f"time of {{case}} {{size}}", "value": 1 / value}}))
+            """))
+        path.chmod(0o755)
+
+    def bench(self, *areas):
+        return subprocess.run([RUN, *areas, "--build", self.folder / "build", "--out", self.out,
+                               "--rounds", "1", "--check"], capture_output=True, text=True, timeout=60)
+
+    def test_each_way_has_a_column(self):
+        done = self.bench("gpu")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = {(row["case"], row["peer"]): row for row in json.loads(self.out.read_text())}
+        for size in GPU_SIZES:
+            for case, ours in ((f"CUDA tensor {size}", 900), (f"time of CUDA tensor {size}", 1 / 900)):
+                ratios = {peer: row["ratio"] for (of, peer), row in rows.items() if of == case}
+                self.assertEqual(rows[case, "limit"]["ours"], ours)
+                self.assertEqual(ratios, {"pytorch cuda_ipc": 1.8, "pytorch cuda_basic": 450,
+                                          "through the host": 300, "limit": 0.9, "by name": 0.9474})
+        self.assertEqual(rows["small CPU call p50", "limit"]["ratio"], 0.1)
+        self.assertEqual(rows["small CUDA call p50", "pytorch cuda_ipc"]["ratio"], 5)
+
+    def test_goals_of_tensors_hold_from_the_size_on_that_they_are_for(self):
+        self.fake("gpu_bench", ours={"CUDA tensor": 890})
+        done = self.bench("gpu")
+        self.assertEqual(done.returncode, 1)
+        for size in GPU_SIZES:
+            lines = [line for line in done.stderr.splitlines() if f" CUDA tensor {size}: " in line]
+            sizes = {"ipc": GPU_SIZES[3:], "limit": GPU_SIZES[6:]}
+            self.assertEqual(len(lines), (size in sizes["ipc"]) + (size in sizes["limit"]), lines)
+            self.assertEqual(any("1.78 times pytorch cuda_ipc" in line for line in lines),
+                             size in sizes["ipc"])
+            self.assertEqual(any("0.89 times limit, the goal is >= 0.9 limit" in line for line in lines),
+                             size in sizes["limit"])
+
+    def test_a_goal_may_be_so_much_more_than_our_figure_in_another_case(self):
+        goal = "<= small CPU call p50 + 60 us"
+        for taken, word, found in ((5, "met", ""), (70, "met", ""), (71.5, "MISSED", "+ 61.5")):
+            self.fake("gpu_bench", ours={"small CUDA call p50": taken})
+            done = self.bench("gpu")
+            self.assertIn(f" {goal} {word}\n", done.stdout)
+            self.assertEqual(done.returncode, word == "MISSED", done.stderr)
+            if found:
+                self.assertIn(f"small CUDA call p50: small CPU call p50 {found} us, the goal is {goal}\n",
+                              done.stderr)
+
+    no_gpu = "print('a warning\\nfake: there is no GPU (said the driver)', file=sys.stderr); sys.exit(77)"
+
+    def test_without_a_gpu_it_says_so_in_one_line_and_keeps_the_last_results(self):
+        self.out.write_text("of last time")
+        for name in ("gpu_bench", "pytorch_gpu", "gpu_limits"):
+            self.fake(name, self.no_gpu)
+        done = self.bench("gpu")
+        self.assertEqual(done.returncode, 77)
+        self.assertEqual(done.stdout, "gpu: skipped: fake: there is no GPU (said the driver)\n")
+        self.assertNotIn("pytorch_gpu", done.stderr)
+        self.assertEqual(self.out.read_text(), "of last time")
+
+    def test_without_the_toolkit_it_says_so_in_one_line(self):
+        (self.folder / "build" / "tests" / "bench" / "gpu_bench").unlink()
+        done = self.bench("gpu")
+        self.assertEqual(done.returncode, 77)
+        self.assertRegex(done.stdout, r"^gpu: skipped: gpu_bench was not built, which takes the CUDA toolkit.*\n$")
+
+    def test_what_is_skipped_changes_no_other_area(self):
+        self.fake("gpu_bench", self.no_gpu)
+        crowd = self.folder / "build" / "tests" / "bench" / "crowd_bench"
+        crowd.write_text("#!/bin/sh\nfor what in steps calls; do\n"
+                         "echo '{\"case\": \"'$what' per second, 8 trainers\", \"value\": 7}'; done\n")
+        crowd.chmod(0o755)
+        for areas in (("crowd", "gpu"), ("gpu", "crowd")):
+            done = self.bench(*areas)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("gpu: skipped: fake: there is no GPU (said the driver)\n", done.stdout)
+            self.assertEqual({row["area"] for row in json.loads(self.out.read_text())}, {"crowd"})
+
+    def test_a_peer_that_finds_no_gpu_beside_ours_is_a_failure(self):
+        self.fake("pytorch_gpu", self.no_gpu)
+        done = self.bench("gpu")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("pytorch_gpu --channel cuda_ipc: fake: there is no GPU (said the driver)\n", done.stderr)
 
 
 if __name__ == "__main__":

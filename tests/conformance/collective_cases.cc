@@ -1,7 +1,10 @@
 // The rule under test: c10d/group/collectives.h. The oracle: expected.h.
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <tuple>
+
+#include <farspan/c10d/group/point_to_point.h>
 
 #include "conformance/combinations.h"
 #include "conformance/expected.h"
@@ -11,6 +14,7 @@ namespace {
 
 using at::Tensor;
 using dist::ReduceOp;
+using ::testing::HasSubstr;
 
 TEST_P(CollectiveSuite, AllReduce) {
   for (const int ranks : kWorlds) {
@@ -108,28 +112,76 @@ TEST_P(CollectiveSuite, AllGather) {
   }
 }
 
+// As errors have it.
+std::string python_name(at::ScalarType type) {
+  std::string name = c10::toString(type);
+  for (char& one : name) one = static_cast<char>(std::tolower(static_cast<unsigned char>(one)));
+  return name;
+}
+
+// Among three ranks. The bytes count, since LibTorch compares no numbers of such types.
+void expect_moved_and_not_reduced(int rank, at::ScalarType type) {
+  const auto element = static_cast<int64_t>(c10::elementSize(type));
+  const auto before = static_cast<size_t>((rank + 2) % 3);
+  for (const int64_t count : {1, 20'001}) {
+    const std::string what = python_name(type) + " " + std::to_string(count);
+    const auto all = inputs(3, count * element, at::kByte);
+    const Tensor own = all[static_cast<size_t>(rank)].clone(), got = at::zeros_like(own);
+    const Tensor whole = at::zeros({3 * count * element}, at::kByte);
+    dist::all_gather_into_tensor(whole.view(type), own.view(type));
+    EXPECT_TRUE(at::equal(whole, at::cat(all))) << what << ", all_gather";
+    const dist::Work sent = dist::isend(own.view(type), (rank + 1) % 3);
+    dist::recv(got.view(type), static_cast<int>(before));
+    sent.wait();
+    EXPECT_TRUE(at::equal(got, all[before])) << what << ", recv";
+    dist::broadcast(own.view(type), 1);
+    EXPECT_TRUE(at::equal(own, all[1])) << what << ", broadcast";
+    for (const ReduceOp::Kind op : kOps) {
+      const Error error =
+          error_of([&] { dist::all_reduce(own.view(type), {.op = op_of(op, rank)}); });
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(" of " + python_name(type) + " has no meaning here"));
+    }
+    EXPECT_TRUE(at::equal(own, all[1])) << "untouched";
+  }
+}
+
 TEST_P(CollectiveSuite, FloatsOfEightBitsAreMovedAndNotReduced) {
   on_each(3, [](int rank) {
     for (const auto type : {at::kFloat8_e5m2, at::kFloat8_e4m3fn, at::kFloat8_e5m2fnuz,
                             at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu}) {
-      for (const int64_t count : {1, 20'001}) {
-        std::vector<Tensor> all;
-        for (int other = 0; other < 3; ++other) all.push_back(input_of(other, count, at::kByte));
-        const Tensor own = all[static_cast<size_t>(rank)].clone();
-        const Tensor whole = at::zeros({3 * count}, at::kByte);
-        dist::all_gather_into_tensor(whole.view(type), own.view(type));
-        EXPECT_TRUE(at::equal(whole, at::cat(all))) << c10::toString(type) << " " << count;
-        dist::broadcast(own.view(type), 1);
-        EXPECT_TRUE(at::equal(own, all[1])) << c10::toString(type) << " " << count;
-        for (const ReduceOp::Kind op : kOps) {
-          const Error error =
-              error_of([&] { dist::all_reduce(own.view(type), {.op = op_of(op, rank)}); });
-          EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
-          EXPECT_THAT(error.what(), ::testing::HasSubstr("has no meaning here"));
-          EXPECT_THAT(error.what(), ::testing::HasSubstr("of float8_e"));
-        }
-        EXPECT_TRUE(at::equal(own, all[1])) << "untouched";
-      }
+      expect_moved_and_not_reduced(rank, type);
+    }
+  });
+}
+
+constexpr at::ScalarType kPackedTypes[] = {at::kFloat4_e2m1fn_x2, at::kBits8,   at::kBits16,
+                                           at::kBits1x8,          at::kBits2x4, at::kBits4x2};
+// Which LibTorch can make, and cannot copy.
+constexpr at::ScalarType kTypesBelowAByte[] = {
+    at::kInt1,  at::kInt2,  at::kInt3,  at::kInt4,  at::kInt5,  at::kInt6,  at::kInt7,
+    at::kUInt1, at::kUInt2, at::kUInt3, at::kUInt4, at::kUInt5, at::kUInt6, at::kUInt7};
+
+TEST_P(CollectiveSuite, PackedTypesAndThoseBelowAByteAreMovedAndNotReduced) {
+  on_each(3, [](int rank) {
+    for (const auto type : kPackedTypes) expect_moved_and_not_reduced(rank, type);
+    for (const auto type : kTypesBelowAByte) expect_moved_and_not_reduced(rank, type);
+  });
+}
+
+TEST_P(CollectiveSuite, TypesBelowAByteAreMovedWhereTheyDoNotLieInOrder) {
+  on_each(2, [](int rank) {
+    for (const auto type : kTypesBelowAByte) {
+      const Tensor bytes = at::arange(6, at::kByte) + 10 * rank;
+      const Tensor part = bytes.view(type).slice(0, 0, 6, 2);
+      const Tensor whole = at::zeros({6}, at::kByte);
+      dist::all_gather_into_tensor(whole.view(type), part);
+      EXPECT_TRUE(at::equal(whole, at::tensor({0, 2, 4, 10, 12, 14}, at::kByte)));
+      const Tensor both = at::zeros({6}, at::kByte);
+      dist::all_gather_into_tensor_coalesced({both.view(type)}, {part});
+      EXPECT_TRUE(at::equal(both, whole)) << "coalesced";
+      dist::broadcast(part, 1);
+      EXPECT_TRUE(at::equal(bytes.slice(0, 0, 6, 2), at::tensor({10, 12, 14}, at::kByte)));
     }
   });
 }
@@ -291,6 +343,9 @@ TEST_P(CollectiveSuite, EveryOperationHasAnAsynchronousForm) {
       expect("reduce_scatter", dist::reduce_scatter_async(x, joined.split(kPart)), x, own * 3);
       x = at::zeros_like(own);
       expect("reduce_scatter_tensor", dist::reduce_scatter_tensor_async(x, joined), x, own * 3);
+      x = at::zeros_like(own);
+      expect("reduce_scatter_tensor_coalesced",
+             dist::reduce_scatter_tensor_coalesced_async({x}, {joined}), x, own * 3);
       x = whole();
       expect("all_to_all", dist::all_to_all_async(x.split(kPart), {own, own, own}), x, joined);
       x = whole();

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <thread>
 
+#include <farspan/c10d/group/point_to_point.h>
 #include <farspan/c10d/group/subgroups.h>
 #include <farspan/c10d/group/values.h>
 #include <farspan/c10d/values/codec_struct.h>
@@ -17,6 +18,7 @@ namespace {
 
 using at::Tensor;
 using dist::ReduceOp;
+using ::testing::ContainsRegex;
 
 TEST_P(CollectiveSuite, ABarrierIsLeftWhenAllHaveComeToIt) {
   for (const int ranks : kWorlds) {
@@ -449,8 +451,11 @@ TEST_P(CollectiveSuite, WhoLeavesAGroupIsNamedToThoseThatNeedHim) {
         }
         const Error error = error_of([&] { dist::barrier({.group = group}); });
         EXPECT_EQ(error.code(), Code::kDisconnected) << error.what();
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("rank " + std::to_string(leaver)));
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("has left the group"));
+        EXPECT_THAT(error.message(), ContainsRegex(who(leaver) + " has left the group"));
+        const std::string call =
+            "^barrier, call " + std::string(used ? "2" : "1") + " of group [0-9]+ of ranks 0, 1$";
+        EXPECT_THAT(error.operation(), ContainsRegex(call));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr(error.operation()));
       });
     }
   }
@@ -494,6 +499,12 @@ TEST_P(CollectiveSuite, WhatMakesNoSenseOnOneRankIsRefusedThere) {
     refused([&] { dist::all_to_all_single(two, two, {3, -1}, {1, 1}); }, "split");
     refused([&] { dist::all_reduce(at::empty({2}, at::TensorOptions().device(at::kMeta))); },
             "meta");
+    const Tensor quantized = at::quantize_per_tensor(two, 0.1, 0, at::kQInt8);
+    const Tensor compressed = at::ones({2, 2}).to_sparse_csr();
+    refused([&] { dist::all_reduce(quantized); }, "all_reduce: the tensor is of type QInt8");
+    refused([&] { dist::all_reduce(compressed); }, "all_reduce: the tensor is not strided");
+    refused([&] { dist::send(quantized, 1 - rank); }, "send: the tensor is of type QInt8");
+    refused([&] { dist::send(compressed, 1 - rank); }, "send: the tensor is not strided");
     const Tensor expanded = at::ones({1}).expand({4});
     refused([&] { dist::all_reduce(expanded); }, "all_reduce: the tensor that is to be written");
     refused(

@@ -163,6 +163,22 @@ TEST_P(Device, AnEventComesWhenItsStreamDoes) {
   devices_->end_event(event);
 }
 
+TEST_P(Device, WhoWaitsForAnEventDoesNotMindThatItIsRecordedAnewElsewhere) {
+  const Event event = devices_->new_event(0, Reach::kThisProcess);
+  const Stream free = devices_->new_stream(0);
+  Gate gate;
+  gate.hold_up(*devices_, stream_);
+  devices_->record(event, stream_);
+  devices_->wait(other_, event);
+  devices_->record(event, free);
+  EXPECT_TRUE(devices_->synchronize(free, Deadline::after(seconds(20))));
+  EXPECT_FALSE(devices_->synchronize(other_, Deadline::after(milliseconds(50))));
+  gate.is_open = true;
+  EXPECT_TRUE(devices_->synchronize(other_, Deadline::after(seconds(20))));
+  devices_->end_stream(free);
+  devices_->end_event(event);
+}
+
 TEST_P(Device, IsToldWhenAStreamHasComeSoFar) {
   const Block block(*devices_, 0, kOdd);
   const auto sent = pattern(kOdd, 3);

@@ -50,6 +50,11 @@ std::vector<TimedCall> timed_calls() {
        [](int) {
          dist::all_gather_into_tensor(at::ones({6}), at::ones({2}), {.timeout = kLimit});
        }},
+      {"all_gather",
+       [](int) {
+         dist::all_gather_into_tensor_coalesced({at::ones({6})}, {at::ones({2})},
+                                                {.timeout = kLimit});
+       }},
       {"gather",
        [](int rank) {
          dist::gather(at::ones({2}), ones_of_root(3, rank), 0, {.timeout = kLimit});
@@ -62,13 +67,30 @@ std::vector<TimedCall> timed_calls() {
        [](int) { dist::reduce_scatter(at::ones({2}), ones(3), {.timeout = kLimit}); }},
       {"reduce_scatter",
        [](int) { dist::reduce_scatter_tensor(at::ones({2}), at::ones({6}), {.timeout = kLimit}); }},
+      {"reduce_scatter",
+       [](int) {
+         dist::reduce_scatter_tensor_coalesced({at::ones({2})}, {at::ones({6})},
+                                               {.timeout = kLimit});
+       }},
       {"all_to_all", [](int) { dist::all_to_all(ones(3), ones(3), {.timeout = kLimit}); }},
       {"all_to_all",
        [](int) {
          dist::all_to_all_single(at::ones({3}), at::ones({3}), {}, {}, {.timeout = kLimit});
        }},
       {"barrier", [](int) { dist::barrier({.timeout = kLimit}); }},
+      // Of values, the first of two operations, which tells how large they are.
       {"all_gather", [](int) { dist::all_gather_value(std::string("x"), {.timeout = kLimit}); }},
+      {"all_reduce", [](int) { dist::gather_value(std::string("x"), 0, {.timeout = kLimit}); }},
+      {"broadcast",
+       [](int) {
+         std::string value = "x";
+         dist::broadcast_value(value, 0, {.timeout = kLimit});
+       }},
+      {"broadcast",
+       [](int rank) {
+         const std::vector<std::string> values(rank == 0 ? 3u : 0u, "x");
+         dist::scatter_value(values, 0, {.timeout = kLimit});
+       }},
       {"barrier", [](int) { dist::barrier_async({.timeout = kLimit}).wait(); }},
   };
 }

@@ -97,7 +97,7 @@ def the_users_own_cuda_toolkit_is_taken(clones):
     for toolkit in ("/opt/cuda", ""):
         dev(clones, root, "build", LIBTORCH_ROOT=str(clones.folder), CUDA_HOME=toolkit)
     configured = [line for line in clones.cmake_log.read_text().splitlines() if "--build" not in line]
-    assert [line.split("-DCUDA_HOME=")[1] for line in configured] == ["/opt/cuda", ""], configured
+    assert [line.split("-DCUDA_HOME=")[1].split(" ")[0] for line in configured] == ["/opt/cuda", ""], configured
 
 
 def is_asked_for(clones, verb):
@@ -129,6 +129,21 @@ def any_package_of_libcurl_will_do_and_none_is_removed(clones):
     assert "--no-remove" in asked[0]
 
 
+def what_links_cuda_is_built_for_a_measurement_of_gpus(clones):
+    root = clones.clone("clone")
+    run = root / "tests" / "bench" / "run"
+    run.parent.mkdir(parents=True)
+    run.write_text("#!/bin/sh\n")
+    run.chmod(0o755)
+    for arguments, targets in (
+            ((), "bench bench_gpu"), (("gpu",), "bench bench_gpu"), (("rpc", "--check", "gpu"), "bench bench_gpu"),
+            (("--rounds", "1"), "bench bench_gpu"), (("rpc",), "bench"), (("--rounds", "1", "rpc"), "bench"),
+            (("--out", "gpu", "rpc", "job"), "bench")):
+        dev(clones, root, "bench", *arguments)
+        built = clones.cmake_log.read_text().splitlines()[-1]
+        assert built.endswith(f" --target {targets}"), (arguments, built)
+
+
 def tests_bring_open_mpi_with_them(clones):
     root = clones.clone("clone")
     pathlib.Path(f"{clones.apt_log}.missing").write_text("libopenmpi-dev\nopenmpi-bin\n")
@@ -155,8 +170,8 @@ def main():
                  half_a_download_is_made_again, what_is_installed_goes_where_the_caller_says,
                  one_at_a_time_builds_in_a_clone, the_users_own_libtorch_is_taken, the_users_own_cuda_toolkit_is_taken,
                  an_etcd_that_cannot_be_had_is_a_warning_unless_it_is_needed,
-                 any_package_of_libcurl_will_do_and_none_is_removed, tests_bring_open_mpi_with_them,
-                 a_demo_needs_nothing_for_stores):
+                 any_package_of_libcurl_will_do_and_none_is_removed, what_links_cuda_is_built_for_a_measurement_of_gpus,
+                 tests_bring_open_mpi_with_them, a_demo_needs_nothing_for_stores):
         print(rule.__name__, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             rule(Clones(pathlib.Path(sys.argv[1]), folder))

@@ -3,25 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <farspan/rpc/device/device_room.h>
-#include <farspan/rpc/device/streams.h>
 #include <farspan/rpc/rpc.h>
 
-#include "conformance/cluster.h"
+#include "integration/device_workers.h"
 #include "support/errors.h"
 #include "support/eventually.h"
-#include "support/processes.h"
 #include "support/sanitizers.h"
-#include "support/simulated_accelerator.h"
-#include "support/workers.h"
 
 namespace farspan::testing {
 namespace {
@@ -31,12 +26,8 @@ using at::Tensor;
 using device::cpu;
 using device::cuda;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-Tensor numbers(int64_t seed, int64_t count = 1000) {
-  return at::arange(seed, seed + count, at::kLong);
-}
-bool is(const Tensor& x, const Tensor& expected) { return at::equal(x.cpu(), expected); }
 
 Tensor same(const Tensor& x) { return x; }
 Tensor copied(const Tensor& x) { return x.clone(); }
@@ -47,16 +38,12 @@ Tensor on_device(int64_t device, int64_t seed) {
 }
 void take(const Tensor&) {}
 [[noreturn]] void refuse(const Tensor&) { throw std::runtime_error("no"); }
-std::mutex kept_mutex;
-std::vector<Tensor> kept;
 Tensor keep(const Tensor& x) {
-  const std::lock_guard lock(kept_mutex);
-  kept.push_back(x);
+  keep_here(x);
   return x;
 }
 void overwrite_kept(const Tensor& by) {
-  const std::lock_guard lock(kept_mutex);
-  for (Tensor& one : kept) one.copy_(by);
+  for (Tensor& one : kept_here()) one.copy_(by);
 }
 FARSPAN_REGISTER_AS("device.same", same);
 FARSPAN_REGISTER_AS("device.copied", copied);
@@ -68,85 +55,7 @@ FARSPAN_REGISTER_AS("device.refuse", refuse);
 FARSPAN_REGISTER_AS("device.keep", keep);
 FARSPAN_REGISTER_AS("device.overwrite_kept", overwrite_kept);
 
-// What is wrong with the devices of this process when no call has tensors on them.
-std::vector<std::string> wrong_here() {
-  {
-    const std::lock_guard lock(kept_mutex);
-    kept.clear();
-  }
-  settle_simulated_devices();
-  const device::SimulatedDevices& devices = simulated_accelerator();
-  std::vector<std::string> wrong = devices.faults();
-  const auto expect_none = [&](const char* of, size_t count) {
-    if (count > 0) wrong.push_back(std::to_string(count) + " " + of);
-  };
-  expect_none("bytes on 0", devices.allocated(0));
-  expect_none("bytes on 1", devices.allocated(1));
-  return wrong;
-}
-FARSPAN_REGISTER_AS("device.wrong_here", wrong_here);
-
-using Reach = DeviceRoom::Reach;
-struct Way {
-  const char* name;
-  Reach reach;
-};
-inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
-
-// Two workers of this process, or of two.
-class DeviceTensors : public ::testing::TestWithParam<Way> {
- protected:
-  DeviceTensors() {
-    simulated_accelerator();
-    if (GetParam().reach == Reach::kByName) {
-      processes_ = in_processes("shm").make({.workers = 2});
-    } else {
-      use({}, {});
-    }
-  }
-  ~DeviceTensors() override {
-    using ::testing::IsEmpty;
-    if (processes_ && processes_->serves(1)) {
-      EXPECT_TRUE(eventually([&] { return w0().rpc_sync(1, wrong_here).empty(); }));
-      EXPECT_THAT(w0().rpc_sync(1, wrong_here), IsEmpty());
-      processes_->shutdown();
-    }
-    processes_.reset();
-    workers_.reset();
-    EXPECT_THAT(wrong_here(), IsEmpty());
-    EXPECT_EQ(simulated_accelerator().opened(), 0u);
-    EXPECT_EQ(simulated_accelerator().events(), 0u);
-  }
-
-  // Workers of this process with these maps; what they tell of themselves decides about the way.
-  void use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1) {
-    workers_.reset();
-    workers_ = std::make_unique<Workers>(
-        WorkersOptions{.transport = "unix", .settings = {}, .reactor = {}});
-    std::vector<DeviceRecord> records;
-    for (auto* const maps : {&of_w0, &of_w1}) {
-      records.push_back(DeviceRecord::of_this_process(std::move(*maps)));
-      if (GetParam().reach != Reach::kByHost) continue;
-      const std::string which = std::to_string(records.size());
-      records.back().process += which;
-      records.back().host += which;
-    }
-    for (int rank = 0; rank < 2; ++rank) DeviceRoom::install((*workers_)[rank], records);
-  }
-  Worker& w0() { return processes_ ? processes_->driver() : (*workers_)[0]; }
-  Worker& w1() { return (*workers_)[1]; }
-  void lose_w1() {
-    if (processes_) {
-      processes_->kill(1);
-    } else {
-      w1().shutdown(false);
-    }
-  }
-
- private:
-  std::unique_ptr<Workers> workers_;
-  std::unique_ptr<Cluster> processes_;
-};
+using DeviceTensors = DeviceWorkers;
 class DeviceMaps : public DeviceTensors {};
 // Where they stay with the caller until they have been copied.
 class LentDeviceTensors : public DeviceTensors {};
@@ -252,9 +161,7 @@ TEST_P(DeviceTensors, AreTheCallersAgainAfterACallThatFails) {
 // Holds up the calling thread's current stream of device 0.
 class StalledStream {
  public:
-  StalledStream() {
-    simulated_accelerator().then(current_stream(simulated(0)), [go = go_] { go.future().wait(); });
-  }
+  StalledStream() { hold_up_current_stream(simulated(0), go_.future()); }
   ~StalledStream() { go_.set_value(); }
   StalledStream(const StalledStream&) = delete;
   StalledStream& operator=(const StalledStream&) = delete;
@@ -307,30 +214,164 @@ TEST_P(DeviceTensors, ManyThreadsAtOnce) {
   for (auto& thread : threads) thread.join();
 }
 
-const auto name_of_way = [](const auto& way) { return std::string(way.param.name); };
-INSTANTIATE_TEST_SUITE_P(EachWay, DeviceTensors,
-                         ::testing::Values(Way{"SameProcess", Reach::kSameProcess},
-                                           Way{"ByName", Reach::kByName},
-                                           Way{"ByHost", Reach::kByHost}),
-                         name_of_way);
-INSTANTIATE_TEST_SUITE_P(EachWay, LentDeviceTensors,
-                         ::testing::Values(Way{"SameProcess", Reach::kSameProcess},
-                                           Way{"ByName", Reach::kByName}),
-                         name_of_way);
-INSTANTIATE_TEST_SUITE_P(EachWay, DeviceMaps,
-                         ::testing::Values(Way{"SameProcess", Reach::kSameProcess},
-                                           Way{"ByHost", Reach::kByHost}),
-                         name_of_way);
-
-int be_worker_with_devices() {
-  simulated_accelerator({.seed = 2});
-  return be_worker();
+DeviceRoute way_of(const Worker& worker, int here) {
+  for (const Route& route : worker.routes()) {
+    for (const DeviceRoute& way : route.devices) {
+      if (way.here == here) return way;
+    }
+  }
+  return {-1, -1, false, "not known"};
 }
+uint64_t bytes_of_devices() { return current_worker().counters().bytes_of_devices; }
+void let_memory_be_opened(bool may) { simulated_accelerator().let_memory_be_opened(may); }
+std::string way_back() { return way_of(current_worker(), 0).why_not_direct; }
+FARSPAN_REGISTER_AS("device.bytes_of_devices", bytes_of_devices);
+FARSPAN_REGISTER_AS("device.let_memory_be_opened", let_memory_be_opened);
+FARSPAN_REGISTER_AS("device.way_back", way_back);
+
+TEST_P(DeviceTensors, SayHowTheyGo) {
+  EXPECT_EQ(way_of(w0(), 0).why_not_direct, "not known");
+  const Tensor x = numbers(1).to(simulated(0)), y = numbers(1).to(simulated(1));
+  for (int round = 0; round < 3; ++round) {
+    w0().rpc_sync(1, same, x);
+    w0().rpc_sync(1, take, y);
+  }
+  const bool is_direct = GetParam().reach != DeviceRoom::Reach::kByHost;
+  for (const int device : {0, 1}) {
+    const DeviceRoute way = way_of(w0(), device);
+    EXPECT_EQ(way.there, device);
+    EXPECT_EQ(way.is_direct, is_direct);
+    EXPECT_EQ(way.why_not_direct, is_direct ? "" : "another host");
+  }
+  EXPECT_EQ(w0().rpc_sync(1, way_back), is_direct ? "" : "another host");
+  const uint64_t come = is_direct ? 3 * x.nbytes() : 0;
+  EXPECT_EQ(w0().counters().bytes_of_devices, come);
+  EXPECT_EQ(w0().routes().at(0).bytes_of_devices, come);
+  EXPECT_EQ(w0().rpc_sync(1, bytes_of_devices), come + (is_direct ? 3 * y.nbytes() : 0));
+}
+
+class DevicesByName : public DeviceTensors {};
+
+// As where containers keep processes apart.
+TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
+  w0().rpc_sync(1, let_memory_be_opened, false);
+  for (int round = 0; round < 10; ++round) {
+    const Tensor x = numbers(round).to(simulated(0));
+    EXPECT_EQ(w0().rpc_sync(1, device_of, x), 0);
+    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(round)));
+  }
+  EXPECT_FALSE(way_of(w0(), 0).is_direct);
+  EXPECT_THAT(way_of(w0(), 0).why_not_direct, HasSubstr("cannot be opened"));
+  EXPECT_EQ(w0().rpc_sync(1, way_back), "") << "here it can be";
+  EXPECT_EQ(w0().rpc_sync(1, bytes_of_devices), 0u);
+  EXPECT_GT(w0().counters().bytes_of_devices, 0u);
+  w0().rpc_sync(1, let_memory_be_opened, true);
+}
+
+TEST_P(DevicesByName, AreTriedWithoutTheStreamsOfOthers) {
+  const Tensor x = numbers(1).to(simulated(0));
+  std::optional<StalledStream> stalled(std::in_place);
+  const auto answer = w0().rpc_async(1, take, x);
+  EXPECT_TRUE(way_of(w0(), 0).is_direct);
+  stalled.reset();
+  answer.wait();
+}
+
+TEST_P(DevicesByName, AreTriedOnceByManyThreads) {
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 8; ++thread) {
+    threads.emplace_back([&, thread] {
+      EXPECT_TRUE(w0().rpc_sync(1, is_numbers, numbers(thread).to(simulated(0)), thread));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(w0().routes().at(0).devices.size(), 1u);
+}
+
+// What a worker says of itself decides, and so does what it asks for.
+class DeviceWays : public DeviceTensors {};
+
+TEST_P(DeviceWays, MayBeForbiddenByEither) {
+  const bool is_near = GetParam().reach == DeviceRoom::Reach::kSameProcess;
+  for (const bool by_w0 : {true, false}) {
+    const auto forbidden = DeviceToDevice::kForbidden, allowed = DeviceToDevice::kAllowed;
+    use({}, {}, by_w0 ? forbidden : allowed, by_w0 ? allowed : forbidden);
+    const Tensor x = numbers(7).to(simulated(1));
+    EXPECT_EQ(w0().rpc_sync(1, device_of, x), 1);
+    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(7)));
+    EXPECT_EQ(way_of(w0(), 1).why_not_direct, by_w0     ? "this worker does not allow it"
+                                              : is_near ? "it does not allow it"
+                                                        : "another host");
+    EXPECT_FALSE(way_of(w1(), 1).is_direct) << "back";
+    EXPECT_EQ(w0().counters().bytes_of_devices + w1().counters().bytes_of_devices, 0u);
+  }
+}
+
+TEST_P(DeviceWays, ThatAreRequiredAndCannotBeHadAreErrors) {
+  use({}, {}, DeviceToDevice::kRequired, DeviceToDevice::kForbidden);
+  const Tensor x = numbers(7).to(simulated(1));
+  for (int round = 0; round < 2; ++round) {
+    const Error error = error_of([&] { w0().rpc_sync(1, take, x); });
+    EXPECT_EQ(error.code(), Code::kUnavailable);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("a tensor on cuda:1 cannot go straight to cuda:1 of "
+                                              "worker 'w1': "),
+                                    HasSubstr("DeviceToDevice::kAllowed")));
+  }
+  EXPECT_TRUE(is(w0().rpc_sync(1, on_device, 1, 5), numbers(5))) << "of what w0 sends";
+  EXPECT_EQ(w0().rpc_sync(1, device_of, x.cpu()), -1);
+}
+
+TEST_P(DeviceWays, ThatAreMappedToTheProcessorAreNoErrors) {
+  use({{"w1", {{cuda(1), cpu}}}}, {}, DeviceToDevice::kRequired);
+  EXPECT_EQ(w0().rpc_sync(1, device_of, numbers(7).to(simulated(1))), -1);
+}
+
+class LostDeviceWorkers : public DeviceTensors {};
+
+// Whichever of the two has memory of the other's open, or lends it its own.
+TEST_P(LostDeviceWorkers, LeaveNothingBehindWhenTheyAreKilledAtAnyMoment) {
+  std::minstd_rand random(5);
+  for (int round = 0; round < repetitions(10); ++round) {
+    if (round > 0) start_processes();
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&, thread] {
+        const Tensor x = numbers(thread, 50'000).to(simulated(thread % 2));
+        try {
+          for (;;) w0().rpc_sync(1, copied, x);
+        } catch (const Error& error) {
+          // The answer may have come, and its memory be gone.
+          EXPECT_THAT(error.code(), AnyOf(Code::kDisconnected, Code::kUnavailable)) << error.what();
+        }
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
+    lose_w1();
+    const TimePoint lost = Clock::now();
+    for (auto& thread : threads) thread.join();
+    device::SimulatedDevices& devices = simulated_accelerator();
+    EXPECT_TRUE(eventually([&] {
+      settle_simulated_devices();
+      return devices.opened() + devices.allocated(0) + devices.allocated(1) == 0;
+    })) << devices.opened()
+        << " open, " << devices.allocated(0) + devices.allocated(1) << " bytes";
+    EXPECT_LT(Clock::now() - lost, 2s * (kAddressSanitizer ? 5 : 1));
+    EXPECT_THAT(devices.faults(), ::testing::IsEmpty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EachWay, DevicesByName, ::testing::Values(kByName), name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, DeviceWays, ::testing::Values(kSameProcess, kByHost),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, LostDeviceWorkers, ::testing::Values(kByName), name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, DeviceTensors, ::testing::Values(kSameProcess, kByName, kByHost),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, LentDeviceTensors, ::testing::Values(kSameProcess, kByName),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, DeviceMaps, ::testing::Values(kSameProcess, kByHost),
+                         name_of_way);
 
 }  // namespace
 }  // namespace farspan::testing
 
-int main(int argc, char** argv) {
-  return farspan::testing::run_tests(argc, argv,
-                                     {{"worker", farspan::testing::be_worker_with_devices}});
-}
+int main(int argc, char** argv) { return farspan::testing::run_device_tests(argc, argv); }

@@ -1,4 +1,5 @@
-// The rules under test: rpc/shared_tensor.h, and rpc/wire/WIRE.md, "Handing over".
+// The rules under test: rpc/shared_tensor.h, and rpc/wire/WIRE.md, "Handing over"; and what becomes
+// of the memory of tensors that are not handed over (rpc/messenger.h, MessengerCounters).
 #include <farspan/rpc/rpc.h>
 
 #include <ATen/ATen.h>
@@ -51,6 +52,9 @@ void let_go() {
   kept.erase(current_worker().rank());
 }
 Tensor make(int64_t seed, int64_t bytes) { return shared_pattern(seed, bytes); }
+Tensor make_own(int64_t seed, int64_t bytes) {
+  return at::arange(seed, seed + bytes / 8, at::kLong);
+}
 Tensor make_and_keep(int64_t seed, int64_t bytes) {
   Tensor made = shared_pattern(seed, bytes);
   std::lock_guard lock(kept_mutex);
@@ -68,6 +72,7 @@ FARSPAN_REGISTER_AS("handed.keep", keep);
 FARSPAN_REGISTER_AS("handed.keep_both", keep_both);
 FARSPAN_REGISTER_AS("handed.let_go", let_go);
 FARSPAN_REGISTER_AS("handed.make", make);
+FARSPAN_REGISTER_AS("handed.make_own", make_own);
 FARSPAN_REGISTER_AS("handed.make_and_keep", make_and_keep);
 FARSPAN_REGISTER_AS("handed.make_later", make_later);
 FARSPAN_REGISTER_AS("handed.sum", sum);
@@ -226,6 +231,57 @@ TEST_P(HandedOver, WhereMemoryMayNotBeReadEverythingTravels) {
   EXPECT_TRUE(w0().rpc_sync("w1", keep, shared_pattern(3, kMiB), 3));
   EXPECT_EQ(handed_over_to(w1()), 0u);
   EXPECT_TRUE(eventually([&] { return w0().counters().shared_memory == 0; }));
+}
+
+// Tensors that were read out of the sender's memory, or have travelled.
+class ReceivedMemory : public HandedOver {
+ protected:
+  static uint64_t received_by(Worker& worker) { return worker.counters().received_memory; }
+  static uint64_t idle_at(Worker& worker) { return worker.counters().idle_memory; }
+  static bool is_let_go_by(Worker& worker) {
+    return eventually([&] { return received_by(worker) == 0; });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, ReceivedMemory, ::testing::Values("shm", "unix", "tcp"),
+                         [](const auto& transport) { return std::string(transport.param); });
+
+TEST_P(ReceivedMemory, CountsForAsLongAsTheTensorLives) {
+  EXPECT_EQ(received_by(w1()), 0u);
+  EXPECT_TRUE(w0().rpc_sync("w1", keep, make_own(3, 8 * kMiB), 3));
+  EXPECT_GE(received_by(w1()), 8u * kMiB);
+  EXPECT_LE(received_by(w1()), 10u * kMiB);
+  EXPECT_EQ(received_by(w0()), 0u);
+  w0().rpc_sync("w1", let_go);
+  EXPECT_TRUE(is_let_go_by(w1()));
+  EXPECT_GE(idle_at(w1()), 8u * kMiB);
+
+  // Expect: a result's likewise, also where only a part of it is left.
+  Tensor result = w0().rpc_sync("w1", make_own, 5, 4 * kMiB);
+  EXPECT_TRUE(is_pattern(result, 5));
+  EXPECT_GE(received_by(w0()), 4u * kMiB);
+  Tensor part = result.slice(0, 0, 10);
+  result = Tensor();
+  EXPECT_GE(received_by(w0()), 4u * kMiB);
+  part = Tensor();
+  EXPECT_TRUE(is_let_go_by(w0()));
+}
+
+TEST_P(ReceivedMemory, IsUsedAgainForTheNextTensor) {
+  for (int64_t call = 0; call < 20; ++call) {
+    EXPECT_TRUE(w0().rpc_sync("w1", keep, make_own(call, 8 * kMiB), call));
+    w0().rpc_sync("w1", let_go);
+    ASSERT_TRUE(is_let_go_by(w1()));
+    EXPECT_LE(idle_at(w1()), 10u * kMiB) << "call " << call;
+  }
+}
+
+TEST(IdleMemory, GoesBackToTheSystemAfterAWhile) {
+  Workers workers{WorkersOptions{}};
+  const CurrentWorker current(workers[0]);
+  EXPECT_EQ(workers[0].rpc_sync("w1", sum, at::ones({kMiB}, at::kLong)), kMiB);
+  const auto idle = [&] { return workers[1].counters().idle_memory; };
+  EXPECT_TRUE(eventually([&] { return idle() >= uint64_t{8} << 20; }));
+  EXPECT_TRUE(eventually([&] { return idle() == 0; }, 60s)) << idle();
 }
 
 TEST(EmptyShared, IsATensorLikeOthers) {

@@ -9,6 +9,7 @@ LAYERS = (
     "c10d/base",
     "c10d/net",
     "c10d/device",
+    "c10d/streams",
     "c10d/transport",
     "c10d/store",
     "c10d/values",

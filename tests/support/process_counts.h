@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <ostream>
+#include <sstream>
 #include <string>
 
 namespace farspan::testing {
@@ -19,12 +20,29 @@ struct ProcessCounts {
     };
     ProcessCounts counts;
     counts.descriptors = entries("/proc/self/fd") - 1;  // that of the look itself
-    counts.threads = entries("/proc/self/task");
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      counts.threads += is_alive(task.path() / "stat");
+    }
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
       if (line.find("memfd:") != std::string::npos) ++counts.memories;
     }
     return counts;
+  }
+
+  // A thread that has been joined is listed until the kernel is done with it.
+  static bool is_alive(const std::filesystem::path& stat) {
+    std::ifstream file(stat);
+    std::string line;
+    if (!std::getline(file, line)) return false;
+    std::istringstream fields(line.substr(line.rfind(')') + 1));
+    constexpr int kFlags = 6;  // of the fields behind the name; proc(5)
+    constexpr unsigned kExiting = 0x4;
+    std::string field;
+    for (int before = 0; before < kFlags; ++before) fields >> field;
+    unsigned flags = 0;
+    fields >> flags;
+    return (flags & kExiting) == 0;
   }
 
   friend bool operator==(const ProcessCounts&, const ProcessCounts&) = default;

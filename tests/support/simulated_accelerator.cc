@@ -1,6 +1,9 @@
 #include "support/simulated_accelerator.h"
 
+#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -20,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include <farspan/c10d/streams/streams.h>
 #include <farspan/rpc/device/accelerator.h>
 
 namespace farspan::testing {
@@ -29,7 +33,7 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 
 constexpr DeviceType kType = DeviceType::PrivateUse1;
-constexpr int kDevices = 2;
+constexpr int kDevices = 3;
 constexpr int kStreams = 9;  // of each device: the default one, and a pool
 
 std::shared_ptr<device::SimulatedDevices>& shared_devices() {
@@ -161,8 +165,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return stream_of(stream.device_index(), static_cast<int>(stream.id()));
   }
 
-  void record(void** event, const c10::Stream& stream, const DeviceIndex device,
+  void record(void** event, const c10::Stream& stream, const DeviceIndex,
               const c10::EventFlag) const override {
+    const DeviceIndex device = stream.device_index();
     if (!*event) *event = devices().new_event(device, device::Reach::kThisProcess);
     devices().record(*event, native(stream));
   }
@@ -201,20 +206,129 @@ at::Tensor make_empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                                            dtype.value_or(at::kFloat));
 }
 
+// Computes `out`, contiguous, of `in`, as work of the current stream: by LibTorch's functions of
+// the CPU, on copies of the bytes.
+template <class Fn>
+void compute(const at::Tensor& out, const std::vector<at::Tensor>& in, Fn fn) {
+  const device::Stream stream =
+      Guard::native(c10::impl::VirtualGuardImpl(kType).getStream(out.device()));
+  const auto on_host = [](const at::Tensor& x) {
+    TORCH_CHECK(x.is_contiguous(), "the simulated devices compute with contiguous tensors only");
+    return at::empty(x.sizes(), x.options().device(at::kCPU).requires_grad(false));
+  };
+  const at::AutoDispatchBelowAutograd plain;
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& x : in) {
+    if (x.is_cpu()) {
+      copies.push_back(x);
+      continue;
+    }
+    const auto count = static_cast<int64_t>(x.storage().nbytes() / x.itemsize());
+    const at::Tensor all = at::empty({count}, x.options().device(at::kCPU).requires_grad(false));
+    if (count > 0) {
+      devices().copy(stream, all.mutable_data_ptr(), x.storage().data(), all.nbytes());
+    }
+    copies.push_back(all.as_strided(x.sizes(), x.strides(), x.storage_offset()));
+  }
+  const at::Tensor result = on_host(out);
+  devices().then(stream, [result, copies, fn = std::move(fn)] {
+    const at::NoGradGuard no_grad;
+    result.copy_(fn(copies));
+  });
+  if (out.numel() == 0) return;
+  devices().copy(stream, out.mutable_data_ptr(), result.const_data_ptr(), out.nbytes());
+  devices().then(stream, [result] {});
+}
+
 // Bytes as they lie: both must be of one type and of the same strides. With the CPU at one end it
-// waits, as LibTorch's does.
-at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
+// waits, unless told otherwise, as LibTorch's does; between devices both streams' order holds.
+at::Tensor& copy(at::Tensor& to, const at::Tensor& of, bool non_blocking) {
+  const at::Tensor from = of.is_cpu() && to.is_contiguous() ? of.contiguous() : of;
+  if (to.device() == from.device() && to.strides() != from.strides() && to.is_contiguous()) {
+    compute(to, {from}, [](const auto& in) { return in[0]; });
+    return to;
+  }
+  if (!to.is_cpu() && !to.is_contiguous() && to.strides() != from.strides()) {
+    // All of the memory that it lies in, with what lies between.
+    at::Tensor whole = at::empty({0}, to.options());
+    whole.set_(to.storage(), 0, {static_cast<int64_t>(to.storage().nbytes() / to.itemsize())});
+    const auto sizes = to.sizes().vec(), strides = to.strides().vec();
+    compute(whole, {whole, from.is_cpu() ? from.clone() : from},
+            [sizes, strides, offset = to.storage_offset()](const auto& in) {
+              in[0].as_strided(sizes, strides, offset).copy_(in[1]);
+              return in[0];
+            });
+    return to;
+  }
   TORCH_CHECK(
       to.dtype() == from.dtype() && to.sizes() == from.sizes() && to.strides() == from.strides(),
       "the simulated devices copy like to like only");
   if (to.numel() == 0) return to;
-  const at::Device device = to.is_cpu() ? from.device() : to.device();
   const c10::impl::VirtualGuardImpl guard(kType);
-  const device::Stream stream = Guard::native(guard.getStream(device));
-  devices().copy(stream, to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
-  if (to.is_cpu() || from.is_cpu()) devices().synchronize(stream, Deadline::never());
+  const c10::Stream stream = guard.getStream(to.is_cpu() ? from.device() : to.device());
+  if (!to.is_cpu() && !from.is_cpu()) follow(stream, guard.getStream(from.device()));
+  const device::Stream native = Guard::native(stream);
+  devices().copy(native, to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  if (non_blocking) {
+    if (to.is_cpu() || from.is_cpu()) devices().then(native, [host = to.is_cpu() ? to : from] {});
+  } else if (to.is_cpu() || from.is_cpu()) {
+    devices().synchronize(native, Deadline::never());
+  }
+  if (!to.is_cpu() && !from.is_cpu()) follow(guard.getStream(from.device()), stream);
   return to;
 }
+
+at::Tensor mul(const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor out = at::empty_like(a.is_cpu() ? b : a);
+  compute(out, {a, b}, [](const auto& in) { return at::mul(in[0], in[1]); });
+  return out;
+}
+
+at::Tensor add(const at::Tensor& a, const at::Tensor& b, const at::Scalar& alpha) {
+  at::Tensor out = at::empty_like(a.is_cpu() ? b : a);
+  compute(out, {a, b}, [alpha](const auto& in) { return at::add(in[0], in[1], alpha); });
+  return out;
+}
+
+at::Tensor& add_to(at::Tensor& a, const at::Tensor& b, const at::Scalar& alpha) {
+  compute(a, {a, b}, [alpha](const auto& in) { return at::add(in[0], in[1], alpha); });
+  return a;
+}
+
+at::Tensor cat(const at::ITensorListRef& list, int64_t dim) {
+  std::vector<at::Tensor> in;
+  for (const at::Tensor& one : list) in.push_back(one);
+  std::vector<int64_t> sizes = in.front().sizes().vec();
+  sizes[static_cast<size_t>(dim)] = 0;
+  for (const at::Tensor& one : in) sizes[static_cast<size_t>(dim)] += one.size(dim);
+  at::Tensor out = at::empty(sizes, in.front().options());
+  compute(out, in, [dim](const auto& copies) { return at::cat(copies, dim); });
+  return out;
+}
+
+at::Tensor& zero(at::Tensor& to) {
+  compute(to, {}, [shape = to.sizes().vec(), type = to.scalar_type()](const auto&) {
+    return at::zeros(shape, type);
+  });
+  return to;
+}
+
+at::Tensor& set_storage(at::Tensor& to, at::Storage storage, int64_t offset, at::IntArrayRef sizes,
+                        at::IntArrayRef strides) {
+  at::TensorImpl& impl = *to.unsafeGetTensorImpl();
+  impl.set_storage_keep_dtype(std::move(storage));
+  impl.set_sizes_contiguous(sizes);
+  if (!strides.empty()) impl.set_sizes_and_strides(sizes, strides);
+  impl.set_storage_offset(offset);
+  return to;
+}
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(at::kCPU); }
+};
 
 }  // namespace
 
@@ -224,6 +338,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", make_empty);
   library.impl("empty_strided", make_empty_strided);
   library.impl("copy_", copy);
+  library.impl("view", at::native::view);
+  library.impl("as_strided", at::native::as_strided_tensorimpl);
+  library.impl("cat", cat);
+  library.impl("mul.Tensor", mul);
+  library.impl("add.Tensor", add);
+  library.impl("add_.Tensor", add_to);
+  library.impl("zero_", zero);
+  library.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
 device::SimulatedDevices& simulated_accelerator(device::SimulationOptions options) {
@@ -231,9 +353,16 @@ device::SimulatedDevices& simulated_accelerator(device::SimulationOptions option
   std::call_once(once, [&] {
     options.devices = kDevices;
     shared_devices() = device::make_simulated_devices(options);
+    c10::register_privateuse1_backend("simulated");  // an accelerator, also for LibTorch's Nodes
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
     register_accelerator([] { return Accelerator{kType, shared_devices(), ""}; });
   });
   return devices();
+}
+
+void hold_up_current_stream(at::Device device, Future<void> until) {
+  const c10::impl::VirtualGuardImpl guard(kType);
+  devices().then(Guard::native(guard.getStream(device)), [until] { until.wait(); });
 }
 
 void settle_simulated_devices() {

@@ -2,9 +2,9 @@
 
 namespace farspan::dist::messages {
 
-std::string describe(uint64_t count, DType type) {
+std::string describe(uint64_t count, DType type, bool on_device) {
   return std::to_string(count) + (count == 1 ? " element of " : " elements of ") +
-         std::string(name_of(type));
+         std::string(name_of(type)) + (on_device ? " on a device" : "");
 }
 
 Error not_taken_error(const std::string& receiver, int tag) {
@@ -21,9 +21,12 @@ Error not_come_error(const std::string& sender, int tag) {
 
 Error Receive::refusal(const Envelope& envelope, const std::string& sender,
                        const std::string& receiver) const {
-  return Error(Code::kShapeMismatch, sender + " sent " + describe(envelope.count, envelope.type) +
-                                         ", and the receive of " + receiver + " is for " +
-                                         describe(place.count, wanted.type))
+  const bool on_device = wanted.announced_by != nullptr;
+  const std::string sent = describe(envelope.count, envelope.type, envelope.is_announced);
+  std::string expected = describe(place.count, wanted.type, on_device);
+  if (envelope.is_announced && !on_device) expected += " in the processor's memory";
+  return Error(Code::kShapeMismatch, sender + " sent " + sent + ", and the receive of " + receiver +
+                                         " is for " + expected)
       .worker(sender)
       .advice("make both ends agree; a value's size can be sent before it");
 }

@@ -48,14 +48,19 @@ class OnDevice {
  public:
   explicit OnDevice(int device) {
     check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+    if (device == before_) return;
+    check(cudaSetDevice(device), "cudaSetDevice");
+    has_changed_ = true;
   }
-  ~OnDevice() { cudaSetDevice(before_); }
+  ~OnDevice() {
+    if (has_changed_) cudaSetDevice(before_);  // else that would make a context of it
+  }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
   int before_ = 0;
+  bool has_changed_ = false;
 };
 
 // Of the driver, which is not linked: a machine without one runs all that needs none.
@@ -101,6 +106,7 @@ class CudaDevices final : public Devices {
     return count;
   }
   std::string uuid(int device) const override;
+  void enter(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
 
   void* allocate(int device, size_t bytes) override {
     const OnDevice on(device);
@@ -154,7 +160,11 @@ class CudaDevices final : public Devices {
           "cudaStreamWaitEvent");
   }
   bool has_come(Event event) override {
+    // Else it would break the capture of a graph by another thread.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     const cudaError_t state = cudaEventQuery(raw(event));
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (state == cudaErrorNotReady) return cudaGetLastError(), false;
     check(state, "cudaEventQuery");
     return true;

@@ -115,7 +115,9 @@ class Simulation final : public SimulatedDevices {
   }
 
   MemoryName name_memory(void* base) override { return memory_.name(base); }
+  void let_memory_be_opened(bool may) override { may_open_.store(may); }
   void* open_memory(int device, const MemoryName& name) override {
+    if (!may_open_) throw Error(Code::kUnavailable, "memory of other processes cannot be opened");
     return memory_.open(device, name);
   }
   void close_memory(void* opened) noexcept override {
@@ -152,6 +154,7 @@ class Simulation final : public SimulatedDevices {
   const SimulationOptions options_;
   SimulatedMemory memory_;
   std::atomic<uint64_t> made_{0};
+  std::atomic<bool> may_open_{true};
   mutable Mutex mutex_;
   std::vector<std::string> faults_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<SimulatedStream>> ended_ FARSPAN_GUARDED_BY(mutex_);

@@ -32,6 +32,10 @@ class SimulatedDevices : public Devices {
   // As allocate(), but of a kind that other processes cannot open, as some allocators' is.
   virtual void* allocate_unnamed(int device, size_t bytes) = 0;
 
+  // Whether open_memory() works from now on; it does at first. Where processes are kept apart (in
+  // containers) it does not.
+  virtual void let_memory_be_opened(bool may) = 0;
+
   // What one must not do and a device does not notice: memory used after it was released, or that
   // is no memory. Nothing is copied then.
   virtual std::vector<std::string> faults() const = 0;

@@ -1,10 +1,10 @@
 #include <farspan/c10d/device/simulated/stream.h>
 
+#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <new>
 #include <string>
 #include <utility>
@@ -78,7 +78,6 @@ void SimulatedStream::run() {
 SimulatedEvent::SimulatedEvent(uint64_t instance, Reach reach)
     : reach_(reach),
       instance_(instance),
-      maker_(0),
       id_(next_id()),
       memory_(net::SharedMemory::create(sizeof(Words), Name::file(kEvent, instance_, id_))) {
   new (memory_.data()) Words;
@@ -87,9 +86,10 @@ SimulatedEvent::SimulatedEvent(uint64_t instance, Reach reach)
 SimulatedEvent::SimulatedEvent(const Name& name)
     : reach_(Reach::kThisHost),
       instance_(name.instance),
-      maker_(name.process),
+      maker_(static_cast<int>(syscall(SYS_pidfd_open, name.process, 0))),
       id_(name.id),
       memory_(name.open(kEvent)) {
+  if (!maker_) throw Error(Code::kUnavailable, "the process of that event has ended");
   if (memory_.size() != sizeof(Words)) throw Error(Code::kCorrupt, "that is no event");
 }
 
@@ -109,15 +109,18 @@ EventName SimulatedEvent::name() const {
 
 uint64_t SimulatedEvent::record() noexcept { return words().recorded.fetch_add(1) + 1; }
 void SimulatedEvent::come(uint64_t record) noexcept {
-  uint64_t before = words().come.load();
-  while (before < record && !words().come.compare_exchange_weak(before, record)) {
+  std::atomic<uint64_t>& word = words().of(record);
+  uint64_t before = word.load();
+  while (before < record && !word.compare_exchange_weak(before, record)) {
   }
 }
 uint64_t SimulatedEvent::last_record() const noexcept { return words().recorded.load(); }
 
 bool SimulatedEvent::has_come(uint64_t record) const noexcept {
-  if (words().come.load() >= record) return true;
-  return maker_ != 0 && kill(maker_, 0) != 0 && errno == ESRCH;
+  if (words().of(record).load() >= record) return true;
+  if (is_own()) return false;
+  pollfd process{maker_.get(), POLLIN, 0};
+  return poll(&process, 1, 0) > 0;  // it has ended, whether or not anybody has taken note
 }
 
 }  // namespace farspan::device

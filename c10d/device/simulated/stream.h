@@ -4,8 +4,7 @@
 // in a stream, in memory that other processes can map.
 #pragma once
 
-#include <sys/types.h>
-
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/devices.h>
 #include <farspan/c10d/device/simulated/name.h>
+#include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/net/shared_memory.h>
 
 namespace farspan::device {
@@ -60,7 +60,7 @@ class SimulatedEvent {
   SimulatedEvent(uint64_t instance, const EventName& name);
 
   EventName name() const;
-  bool is_own() const noexcept { return maker_ == 0; }
+  bool is_own() const noexcept { return !maker_; }
   // The number of this record: it has come when come() is told of it.
   uint64_t record() noexcept;
   void come(uint64_t record) noexcept;
@@ -69,16 +69,20 @@ class SimulatedEvent {
   bool has_come(uint64_t record) const noexcept;
 
  private:
+  // Records of one event may be on several streams, and so come in any order. Each has a word until
+  // so many more have been made.
   struct Words {
-    std::atomic<uint64_t> recorded{0}, come{0};
+    std::atomic<uint64_t> recorded{0};
+    std::array<std::atomic<uint64_t>, 1023> come{};
+    std::atomic<uint64_t>& of(uint64_t record) noexcept { return come[record % come.size()]; }
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
   explicit SimulatedEvent(const Name& name);
   Words& words() const noexcept;
 
   const Reach reach_;
-  const uint64_t instance_;  // its maker's
-  const pid_t maker_;        // 0: itself
+  const uint64_t instance_;           // its maker's
+  const net::OwnedDescriptor maker_;  // of its process; none: itself
   const uint64_t id_;
   const net::SharedMemory memory_;
 };

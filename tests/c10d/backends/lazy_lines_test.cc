@@ -1,11 +1,13 @@
-// The rule under test: c10d/backends/README.md, "Messages": a rank that sends dials, and nobody
-// else.
+// The rules under test: c10d/backends/README.md, "Messages": a rank that sends dials, and nobody
+// else; and over how many connections.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -55,9 +57,9 @@ class LazyLines : public ::testing::TestWithParam<Hosts> {
   static Job make_job() { return testing::make_job(kRanks, GetParam().host_of); }
 
   // In a thread of its own, for who waits has a descriptor as long as its thread lives.
-  static void send(const Job& job, int from, int to) {
+  static void send(const Job& job, int from, int to, size_t size = 100) {
     std::thread([&] {
-      std::vector<std::byte> bytes(100), got(100);
+      std::vector<std::byte> bytes(size), got(size);
       const auto sent = job[static_cast<size_t>(from)]->send(message(to), block_of(bytes));
       job[static_cast<size_t>(to)]->recv(message(from), block_of(got)).wait();
       sent.wait();
@@ -106,6 +108,26 @@ TEST_P(LazyLines, AMessageConnectsItsTwoRanksAlone) {
   expect_lines(2);
   for (int rank = 0; rank < kRanks; ++rank) send(job, rank, (rank + 1) % kRanks);
   expect_lines(kRanks + 1);
+}
+
+TEST_P(LazyLines, ALargeMessageToAnotherHostTakesSeveralAndOthersTakeOne) {
+  constexpr size_t kStripe = 100'000;
+  setenv("FARSPAN_CPU_STRIPE_BYTES", std::to_string(kStripe).c_str(), 1);
+  setenv("FARSPAN_CPU_STRIPES", "3", 1);
+  const Job job = make_job();
+  unsetenv("FARSPAN_CPU_STRIPE_BYTES");
+  unsetenv("FARSPAN_CPU_STRIPES");
+  const int before = connected();
+  const auto expect_lines = [&](int lines) {
+    EXPECT_TRUE(eventually([&] { return connected() == before + 2 * lines; })) << connected();
+  };
+  const bool is_far = GetParam().host_of(0) != GetParam().host_of(1);
+  send(job, 0, 1, kStripe - 1);
+  expect_lines(1);
+  for (int round = 0; round < 2; ++round) {  // the second one finds them
+    send(job, 0, 1, kStripe);
+    expect_lines(is_far ? 3 : 1);
+  }
 }
 
 }  // namespace

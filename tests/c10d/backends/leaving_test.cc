@@ -66,7 +66,7 @@ auto barrier(const Group& group) {
   Signature signature;
   signature.op = Op::kBarrier;
   const auto body = [](Backend& backend, const Call& call) { backend.barrier(call); };
-  return Plan<decltype(body)>{group, signature, 1, std::nullopt, body};
+  return Plan<decltype(body)>{group, signature, 1, std::nullopt, nullptr, {}, body};
 }
 
 // Of as many bytes as `own` has.
@@ -79,7 +79,7 @@ auto all_reduce(const Group& group, std::vector<std::byte>& own) {
   const auto body = [&own](Backend& backend, const Call& call) {
     backend.all_reduce(call, testing::block_of(own));
   };
-  return Plan<decltype(body)>{group, signature, 1, std::nullopt, body};
+  return Plan<decltype(body)>{group, signature, 1, std::nullopt, nullptr, {}, body};
 }
 
 double seconds_since(TimePoint begun) {

@@ -5,7 +5,16 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/backends/cpu/post/letter.h>
 #include <farspan/c10d/backends/cpu/post/post.h>
+#include <farspan/c10d/backends/messages/receive.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
 #include "c10d/backends/cpu_job.h"
@@ -29,17 +38,21 @@ class PostAlone : public ::testing::Test {
     loop_->close();
     reactor_->stop();
   }
-  void open(const std::string& endpoint_of_other) {
+  //   returns  where the other one finds it
+  cpu::PostAddress open(const std::string& endpoint_of_other) {
+    const cpu::PostAddress own = post_->listen();
     cpu::PostWorld world;
     world.rank = 0;
-    world.addresses = {post_->listen(), {endpoint_of_other, 1}};
+    world.addresses = {own, {endpoint_of_other, 1}};
     world.names = {"rank 0", "rank 1"};
     world.is_far = {false, true};
     world.stripe_bytes = ~uint64_t{0};
     world.watch = [](int) {};
     world.on_gone = [](int) {};
     world.on_failed = [](uint64_t, const cpu::Failure&) {};
+    const std::string for_hosts = post_->listen_to_hosts("127.0.0.1");
     post_->open(std::move(world));
+    return {for_hosts, own.token};
   }
 
   const std::shared_ptr<net::Reactor> reactor_;
@@ -73,6 +86,83 @@ class FullListener {
   sockaddr_in address_{};
   std::array<net::OwnedDescriptor, 16> waiting_;
 };
+
+// Rank 1 by hand, on a line that it has dialled.
+class OtherRank {
+ public:
+  explicit OtherRank(const cpu::PostAddress& address)
+      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(
+        static_cast<uint16_t>(std::stoi(address.endpoint.substr(address.endpoint.rfind(':') + 1))));
+    EXPECT_EQ(connect(socket_.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+    cpu::Letter hello;
+    hello.from = 1;
+    hello.offer = address.token;
+    say(hello);
+  }
+  void say(const cpu::Letter& letter, std::span<const std::byte> rest = {}) {
+    cpu::Letter whole = letter;
+    whole.bytes = rest.size();
+    EXPECT_EQ(::send(socket_.get(), &whole, sizeof whole, 0), ssize_t{sizeof whole});
+    if (rest.empty()) return;
+    EXPECT_EQ(::send(socket_.get(), rest.data(), rest.size(), 0),
+              static_cast<ssize_t>(rest.size()));
+  }
+  static constexpr uint64_t kCount = 1000;
+  void offer_announced(uint64_t number) {
+    cpu::Letter offer;
+    offer.kind = cpu::Letter::kOffer;
+    offer.type = static_cast<uint8_t>(DType::UINT8);
+    offer.is_announced = 1;
+    offer.from = 1;
+    offer.group = 1;
+    offer.count = kCount;
+    offer.offer = number;
+    say(offer);
+  }
+  void send_number(uint64_t offer, uint64_t number) {
+    cpu::Letter data;
+    data.kind = cpu::Letter::kData;
+    data.offer = offer;
+    say(data, std::as_bytes(std::span(&number, 1)));
+  }
+
+ private:
+  const net::OwnedDescriptor socket_;
+};
+
+// Who has offered it counts on the receive as soon as he has heard of it.
+TEST_F(PostAlone, WhatIsAnnouncedAndFoundMayComeAfterItsDeadline) {
+  const FullListener listener;
+  OtherRank other(open(listener.endpoint()));
+  std::vector<std::byte> elements(OtherRank::kCount);
+  for (const bool comes : {true, false}) {
+    const uint64_t offer = comes ? 1 : 2;
+    uint64_t number = 0;
+    other.offer_announced(offer);
+    Message wanted = testing::message(1, 0, 1s);
+    wanted.announced_by = &number;
+    const TimePoint begun = Clock::now();
+    const auto received =
+        post_->recv(1, testing::whole_job(0, 2), wanted, testing::block_of(elements));
+    EXPECT_FALSE(received.wait_for(1300ms));
+    if (comes) other.send_number(offer, 42);
+    ASSERT_TRUE(received.wait_for(30s));
+    if (comes) {
+      ASSERT_FALSE(received.has_error()) << received.error().what();
+      EXPECT_EQ(received.value(), 1);
+      EXPECT_EQ(number, 42u);
+    } else {
+      ASSERT_TRUE(received.has_error());
+      EXPECT_EQ(received.error().code(), Code::kTimeout);
+      EXPECT_EQ(number, messages::kNotComeInTime);
+      EXPECT_GE(Clock::now() - begun, 1s + messages::kFoundGrace);
+    }
+  }
+}
 
 TEST_F(PostAlone, WhoWaitsForAMessageRunsOutOfTimeThoughItsLineNeverOpens) {
   const FullListener other;

@@ -9,6 +9,7 @@
 
 #include "c10d/ddp/ddp_suite.h"
 #include "support/eventually.h"
+#include "support/process_counts.h"
 
 namespace farspan::testing {
 namespace {
@@ -28,21 +29,52 @@ torch::nn::Sequential layers(int count) {
   return net;
 }
 
+template <class Net, class Trained>
+void expect_averages_in_three_steps(int ranks, int rank, Net& net, Trained& ddp) {
+  for (int step = 0; step < 3; ++step) {
+    const Tensors expected =
+        averaged(ranks, *net, [&](int one) { return net->forward(input_of(one, step)).sum(); });
+    drop_gradients(*net);
+    ddp(input_of(rank, step)).sum().backward();
+    expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
+  }
+}
+
 TEST_P(DdpBuckets, AreOneAtFirstAndThenCutInTheOrderOfArrival) {
   on_each(3, [](int rank) {
     auto net = layers(5);
     Ddp<torch::nn::Sequential> ddp(net, {.bucket_bytes = 2 * kLayer, .first_bucket_bytes = kLayer});
     EXPECT_THAT(ddp.statistics().bucket_bytes, ElementsAre(5 * kLayer));
     EXPECT_FALSE(ddp.statistics().rebuilt);
-    for (int step = 0; step < 3; ++step) {
-      const Tensors expected =
-          averaged(3, *net, [&](int one) { return net->forward(input_of(one, step)).sum(); });
-      drop_gradients(*net);
-      ddp(input_of(rank, step)).sum().backward();
-      expect_equal(gradients_of(*net), expected, "step " + std::to_string(step));
-    }
+    expect_averages_in_three_steps(3, rank, net, ddp);
     EXPECT_TRUE(ddp.statistics().rebuilt);
     EXPECT_THAT(ddp.statistics().bucket_bytes, ElementsAre(kLayer, 2 * kLayer, 2 * kLayer));
+  });
+}
+
+// Its layers are registered in the order in which their gradients come, the last one first.
+struct Backwards : torch::nn::Module {
+  Backwards() {
+    const auto layer = [](int64_t in, int64_t out) {
+      return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false));
+    };
+    third = register_module("third", layer(8, 3));
+    second = register_module("second", layer(2, 8));
+    first = register_module("first", layer(4, 2));
+  }
+  Tensor forward(const Tensor& x) { return third->forward(second->forward(first->forward(x))); }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+
+TEST_P(DdpBuckets, FollowTheGradientsWhereTheModuleHasAnotherOrder) {
+  on_each(2, [](int rank) {
+    const auto net = seeded(std::make_shared<Backwards>(), 3);
+    Ddp<Backwards> ddp(net, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    expect_averages_in_three_steps(2, rank, net, ddp);
+    EXPECT_TRUE(ddp.statistics().rebuilt);
+    constexpr size_t kWeight = sizeof(float);
+    EXPECT_THAT(ddp.statistics().bucket_bytes,
+                ElementsAre(8 * 3 * kWeight, 2 * 8 * kWeight, 4 * 2 * kWeight));
   });
 }
 
@@ -157,7 +189,7 @@ int background_threads() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
     std::ifstream(task.path() / "comm") >> name;
-    if (name == "farspan-group") ++count;
+    if (name == "farspan-group" && ProcessCounts::is_alive(task.path() / "stat")) ++count;
   }
   return count;
 }

@@ -5,12 +5,14 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <thread>
 
 #include <farspan/c10d/net/level.h>
+#include <farspan/c10d/net/spin.h>
 
 #include "c10d/net/mailbox.h"
 #include "c10d/net/tasks.h"
@@ -21,6 +23,7 @@ namespace {
 using net::Reactor;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
 // While it is there the process gets no descriptors.
@@ -96,6 +99,40 @@ TEST(ReactorWait, ATaskThatWaitsWhileBytesPassLetsOthersRun) {
   EXPECT_TRUE(ends(run(reactor, [&] { answer.set_value(); })));
   EXPECT_TRUE(ends(waiting));
   reactor.remove(*line);
+}
+
+// How long a wait polls for what mostly comes within the long limit, and now does not come: the
+// shortest of some, for others may take the processor in any of them. max(): none may, while other
+// programs want every processor.
+nanoseconds polls_for(microseconds max_spin) {
+  Reactor reactor({.max_spin = max_spin});
+  const auto mailbox = std::make_shared<Mailbox>();
+  reactor.add(mailbox);
+  const Promise<void> never;
+  nanoseconds shortest = nanoseconds::max(), before{0};
+  const Deadline give_up = Deadline::after(seconds(5));
+  for (int found = 0; found < 10 && !give_up.expired();) {
+    for (int answer = 0; answer < 8; ++answer) mailbox->answers().learn(microseconds(100));
+    EXPECT_FALSE(
+        reactor.wait(*never.future().state(), Deadline::after(milliseconds(20)), mailbox.get()));
+    const nanoseconds polled = reactor.counters().spin_time - before;
+    before += polled;
+    if (polled.count() == 0) continue;
+    shortest = std::min(shortest, polled);
+    ++found;
+  }
+  EXPECT_TRUE(shortest < nanoseconds::max() || net::is_crowded(Clock::now()));
+  reactor.remove(*mailbox);
+  return shortest;
+}
+
+TEST(ReactorWait, NobodyPollsForLongerThanMaxSpin) {
+  constexpr microseconds kLimit{20};
+  const nanoseconds limited = polls_for(kLimit), unlimited = polls_for(net::kLongSpinLimit);
+  if (std::max(limited, unlimited) == nanoseconds::max()) GTEST_SKIP() << "nobody may poll here";
+  EXPECT_GE(limited, kLimit);
+  EXPECT_LT(limited, net::kLongSpinLimit);
+  EXPECT_GE(unlimited, net::kLongSpinLimit);
 }
 
 TEST(ReactorWait, WithMaxSpinZeroNobodyPollsWhileBytesPass) {

@@ -127,6 +127,15 @@ TEST_F(GenerationTest, AFollowerThatADeadLeaderAnsweredJoinsTheNextLeader) {
   EXPECT_EQ(two.get(), name);
 }
 
+// It came to the store of an earlier start, in the moment before that ended.
+TEST_F(GenerationTest, AFollowerTellsAStoreThatHasTakenThePlaceOfItsFirst) {
+  auto follower = come(store_->clone(), 1, 2);
+  has_knocked(*store_, 1);
+  store_->delete_key("generation/nonce/1");
+  auto leader = come(store_->clone(), 0, 2);
+  EXPECT_EQ(follower.get(), leader.get());
+}
+
 TEST_F(GenerationTest, AFollowerThatDiedMayComeAgainDuringOneStart) {
   auto zero = come(store_, 0, 3);
   auto dead = come(store_, 1, 3, 100ms);

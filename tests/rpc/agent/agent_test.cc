@@ -1,15 +1,25 @@
 // The rules under test: rpc/agent/README.md, over every transport.
 #include <farspan/rpc/agent/agent.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/net/spin.h>
 
 #include "support/agents.h"
+#include "support/eventually.h"
+#include "support/process_counts.h"
+#include "support/sanitizers.h"
+#include "support/seeded_random.h"
 
 namespace farspan::testing {
 namespace {
@@ -224,6 +234,64 @@ TEST_P(AgentTest, KeepsFewThreadsWhenIdleAgain) {
   EXPECT_LE(agents[0].counters().threads, 4);
 }
 
+// Each worker has called each other one. What grew with the square of their number would be found.
+TEST_P(AgentTest, HasAFewDescriptorsForEachPeerAndFewThreads) {
+  constexpr int kOfAPeer = 4, kThreads = 4;
+  const auto call_all = [&](int workers, const std::function<void()>& look) {
+    Agents agents(options(workers));
+    for (int rank = 0; rank < workers; ++rank) echo(agents, rank);
+    for (int from = 0; from < workers; ++from) {
+      for (int to = 0; to < workers; ++to) {
+        if (from != to) agents.call_sync(from, to, words(1, 1).span());
+      }
+    }
+    look();
+  };
+  call_all(2, [] {});  // opens what the process keeps
+  const ProcessCounts before = ProcessCounts::now();
+  int alone = 0;
+  call_all(1, [&] { alone = ProcessCounts::now().descriptors - before.descriptors; });
+  EXPECT_GT(alone, 0);
+  for (const int workers : {3, 12}) {
+    call_all(workers, [&] {
+      const int descriptors = ProcessCounts::now().descriptors - before.descriptors;
+      EXPECT_LE(descriptors, workers * (alone + kOfAPeer * (workers - 1))) << workers << " workers";
+      // Spare ones retire.
+      EXPECT_TRUE(eventually(
+          [&] { return ProcessCounts::now().threads - before.threads <= kThreads * workers; },
+          seconds(20)))
+          << ProcessCounts::now() << ", " << workers << " workers";
+    });
+  }
+}
+
+// Where other programs compute it looks between their turns, which takes no time that is counted.
+TEST_P(AgentTest, CountsHowItPolls) {
+  Agents agents(options());
+  agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [](Request request) {
+    std::this_thread::sleep_for(milliseconds(word_at(request.frame().meta, 0)));
+    request.reply({});
+  });
+  ASSERT_TRUE(eventually(
+      [&] {
+        // Answers that come at once, and one that no poll finds.
+        for (const uint64_t ms : {0ul, 0ul, 0ul, 2ul}) agents.call_sync(0, 1, words(1, ms).span());
+        const net::ReactorCounters seen = agents[0].reactor().counters();
+        return seen.spin_hits > 0 && seen.spin_misses > 0 &&
+               (seen.spin_time.count() > 0 || net::is_crowded(Clock::now()));
+      },
+      seconds(20)));
+  const net::ReactorCounters before = agents[0].reactor().counters();
+  const agent::MessengerCounters counters = agents[0].counters();
+  const net::ReactorCounters after = agents[0].reactor().counters();
+  EXPECT_GE(counters.polls_that_found, before.spin_hits);
+  EXPECT_LE(counters.polls_that_found, after.spin_hits);
+  EXPECT_GE(counters.polls_in_vain, before.spin_misses);
+  EXPECT_LE(counters.polls_in_vain, after.spin_misses);
+  EXPECT_GE(counters.polling, before.spin_time);
+  EXPECT_LE(counters.polling, after.spin_time);
+}
+
 TEST_P(AgentTest, ACallEndsAtItsDeadline) {
   std::atomic<bool> go{false};
   Agents agents(options());
@@ -428,6 +496,55 @@ TEST_P(AgentTest, StopsWhileCallsAreUnderWay) {
     agents[round % 2].stop();
     for (auto& thread : threads) thread.join();
   }
+}
+
+// However a call ends, its memory is the caller's again: what is delivered is what was sent, though
+// the caller changes it at once.
+TEST_P(AgentTest, MemoryIsTheCallersAgainHoweverItsCallsEnd) {
+  enum End { kTimeOut, kTurnedAway, kCallerStops, kCalleeStops };
+  constexpr size_t kWords = 128 << 10;
+  constexpr uint64_t kCalls = 6;
+  std::vector<Buffer> sent;  // by number; the first opens the line
+  for (uint64_t number = 0; number <= kCalls; ++number) sent.push_back(words(kWords, number));
+  SeededRandom random(5);
+  std::set<Code> unseen{Code::kTimeout, Code::kOverloaded, Code::kShutdown, Code::kDisconnected};
+  const Deadline limit = Deadline::after(seconds(100));  // until calls have ended in all ways
+  for (int round = 0; round < repetitions(200) || (!unseen.empty() && !limit.expired()); ++round) {
+    const auto end = static_cast<End>(round % 4);
+    std::atomic<int> wrong{0};
+    Agents agents(options());
+    agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+      const Buffer& expected = sent.at(word_at(request.frame().meta, 0));
+      const Buffer& segment = request.frame().segments.at(0);
+      wrong += std::memcmp(segment.data(), expected.data(), expected.size()) != 0;
+      if (end == kTurnedAway) return request.fail(Error(Code::kOverloaded, "not now"));
+      request.reply({});
+    });
+    const auto call = [&](const Buffer& segment, uint64_t number) {
+      const Millis patience = end == kTimeOut ? Millis(random.below(4)) : Millis(30'000);
+      return agents.call(0, 1, words(1, number).span(), {segment}, Deadline::after(patience));
+    };
+    call(sent[0], 0).wait_for(seconds(20));
+    std::vector<std::pair<Buffer, Future<wire::InFrame>>> calls;
+    for (uint64_t number = 1; number <= kCalls; ++number) {
+      const Buffer segment = Buffer::copy_of(sent[number].span());
+      calls.emplace_back(segment, call(segment, number));
+    }
+    std::thread stopping([&, after = random.up_to(Micros(1'500))] {
+      if (end != kCallerStops && end != kCalleeStops) return;
+      std::this_thread::sleep_for(after);
+      agents[end == kCallerStops ? 0 : 1].stop();
+    });
+    for (auto& [segment, future] : calls) {
+      EXPECT_TRUE(future.wait_for(seconds(20)));
+      if (future.has_error()) unseen.erase(future.error().code());
+      std::memset(segment.data(), 0xff, segment.size());
+    }
+    stopping.join();
+    for (int rank : {0, 1}) agents[rank].stop();  // the handler has ended
+    ASSERT_EQ(wrong, 0) << "round " << round;
+  }
+  EXPECT_THAT(unseen, ::testing::IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, AgentTest, ::testing::Values("shm", "unix", "tcp", "loopback"),

@@ -7,17 +7,28 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include <farspan/c10d/base/log.h>
 #include <farspan/rpc/agent/agent.h>
 
 #include "rpc/agent/stranger.h"
 #include "support/agents.h"
+#include "support/eventually.h"
 
 namespace farspan::testing {
 namespace {
 
 using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 wire::Hello hello_of(int rank) {
   wire::Hello hello;
@@ -174,7 +185,81 @@ TEST_P(DialTest, WhoAnswersForAnotherIsNotTakenForIt) {
   EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
 }
 
-// Two agents that may use unix sockets and tcp; `change` may change what each knows of the other.
+// Who listens, and is no agent.
+class Impostor {
+ public:
+  explicit Impostor(transport::OnAccept on_accept, bool over_tcp = false) {
+    reactor_.add(loop_);
+    if (over_tcp) transport_ = transport::make_tcp_transport(loop_, reactor_);
+    listener_ = transport_->listen(over_tcp ? "127.0.0.1" : "", std::move(on_accept));
+  }
+  ~Impostor() {
+    listener_.reset();
+    loop_->close();
+    reactor_.stop();
+  }
+  Impostor(const Impostor&) = delete;
+  Impostor& operator=(const Impostor&) = delete;
+  std::string endpoint() const { return listener_->endpoint(); }
+
+ private:
+  net::Reactor reactor_;
+  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>(reactor_.timers());
+  std::unique_ptr<transport::Transport> transport_ =
+      transport::make_unix_transport(loop_, reactor_);
+  std::unique_ptr<transport::Listener> listener_;
+};
+
+// What was accepted, and is kept without a word.
+class Streams {
+ public:
+  transport::OnAccept keep() {
+    return [this](std::unique_ptr<transport::Stream> stream) {
+      const std::lock_guard lock(mutex_);
+      streams_.push_back(std::move(stream));
+    };
+  }
+  std::vector<std::shared_ptr<transport::Stream>> all() const {
+    const std::lock_guard lock(mutex_);
+    return streams_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<transport::Stream>> streams_;
+};
+
+// What is logged of routes while it is there.
+class LinesAboutRoutes {
+ public:
+  LinesAboutRoutes() {
+    set_log_level(LogLevel::kInfo);
+    set_log_sink([logged = logged_](LogLevel, std::string_view, std::string_view text) {
+      if (text.find(" is reached through ") == std::string_view::npos) return;
+      const std::lock_guard lock(logged->mutex);
+      logged->lines.emplace_back(text);
+    });
+  }
+  ~LinesAboutRoutes() {
+    set_log_sink(nullptr);
+    set_log_level(LogLevel::kWarning);
+  }
+  LinesAboutRoutes(const LinesAboutRoutes&) = delete;
+  LinesAboutRoutes& operator=(const LinesAboutRoutes&) = delete;
+  std::vector<std::string> all() const {
+    const std::lock_guard lock(logged_->mutex);
+    return logged_->lines;
+  }
+
+ private:
+  struct Logged {  // a sink may still be running when it has been replaced
+    std::mutex mutex;
+    std::vector<std::string> lines;
+  };
+  const std::shared_ptr<Logged> logged_ = std::make_shared<Logged>();
+};
+
+// Two agents that may use some transports; `change` may change what each knows of the other.
 class RouteTest : public ::testing::Test {
  protected:
   void connect(const std::function<void(std::string& endpoint)>& change) {
@@ -182,7 +267,9 @@ class RouteTest : public ::testing::Test {
       agent::AgentOptions options;
       options.self = {"w" + std::to_string(rank), rank};
       options.generation = "g1";
-      options.transports = {"unix", "tcp"};
+      options.transports = transports_;
+      options.connect_timeout = connect_timeout_;
+      if (rank == 1) options.connection.cross_memory_attach = attach_of_w1_;
       agents_[rank] = std::make_unique<agent::Agent>(options);
       agents_[rank]->handle(wire::Kind::kCall, agent::Messenger::Run::kAsTask,
                             [](agent::Request request) { request.reply({}); });
@@ -192,6 +279,9 @@ class RouteTest : public ::testing::Test {
       for (std::string& endpoint : record.endpoints) change(endpoint);
     }
     for (const auto& agent : agents_) agent->set_workers(records);
+    call_both_ways();
+  }
+  void call_both_ways() {
     for (const int rank : {0, 1}) {
       auto answer = std::make_shared<Answer>();
       wire::OutFrame frame;
@@ -200,20 +290,25 @@ class RouteTest : public ::testing::Test {
       ASSERT_FALSE(answer->future().has_error()) << answer->future().error().what();
     }
   }
-  void TearDown() override {
+  // After that nothing happens any more.
+  void stop() {
     for (const auto& agent : agents_) agent->stop();
   }
+  void TearDown() override { stop(); }
   Route route_of(int rank) const {
     const auto routes = agents_[rank]->routes();
     return routes.empty() ? Route() : routes.front();
   }
+  std::vector<std::string> transports_{"unix", "tcp"};  // the better ones first
+  Millis connect_timeout_{10'000};
+  CrossMemoryAttach attach_of_w1_ = CrossMemoryAttach::kAllowed;
   std::unique_ptr<agent::Agent> agents_[2];
 };
 
 TEST_F(RouteTest, OnOneHostIsAUnixSocket) {
   connect([](std::string&) {});
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(route_of(rank).transport, ::testing::StartsWith("unix"));
+    EXPECT_THAT(route_of(rank).transport, StartsWith("unix"));
     EXPECT_TRUE(route_of(rank).reads_memory && route_of(rank).is_read);
     EXPECT_EQ(route_of(rank).why_not_read, "");
     EXPECT_TRUE(route_of(rank).refused.empty());
@@ -230,7 +325,7 @@ TEST_F(RouteTest, BetweenHostsIsTcp) {
   });
   EXPECT_EQ(unix_endpoints, 2);
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(route_of(rank).transport, ::testing::StartsWith("tcp"));
+    EXPECT_THAT(route_of(rank).transport, StartsWith("tcp"));
     EXPECT_FALSE(route_of(rank).reads_memory || route_of(rank).is_read);
     EXPECT_EQ(route_of(rank).why_not_read, "another host");
   }
@@ -241,12 +336,135 @@ TEST_F(RouteTest, IsTcpAlsoWhereNobodyIsFoundAtTheUnixSocket) {
     const auto host = endpoint.find(";host=");
     if (host != std::string::npos) endpoint.insert(host, "-gone");
   });
-  EXPECT_THAT(route_of(0).refused, ::testing::ElementsAre(::testing::StartsWith("unix: ")));
+  EXPECT_THAT(route_of(0).refused, ElementsAre(StartsWith("unix: ")));
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(route_of(rank).transport, ::testing::StartsWith("tcp"));
+    EXPECT_THAT(route_of(rank).transport, StartsWith("tcp"));
     EXPECT_FALSE(route_of(rank).reads_memory || route_of(rank).is_read);
     EXPECT_EQ(route_of(rank).why_not_read, "another host");
   }
+}
+
+TEST_F(RouteTest, IsTheBestOneThatConnects) {
+  transports_ = {"shm", "unix", "tcp"};
+  for (const size_t gone : {size_t{1}, size_t{2}}) {  // so many of them lead to nobody
+    connect([&](std::string& endpoint) {
+      for (size_t i = 0; i < gone; ++i) {
+        if (endpoint.starts_with(transports_[i])) endpoint.insert(endpoint.find(";host="), "-gone");
+      }
+    });
+    for (const int rank : {0, 1}) {
+      EXPECT_THAT(route_of(rank).transport, StartsWith(transports_[gone]));
+    }
+    const std::vector<std::string> refused = route_of(0).refused;
+    ASSERT_EQ(refused.size(), gone);
+    for (size_t i = 0; i < gone; ++i) EXPECT_THAT(refused[i], StartsWith(transports_[i] + ": "));
+  }
+}
+
+TEST_F(RouteTest, IsTheNextOneAlsoWhereAHandshakeFails) {
+  const Buffer not_yet = wire::encode(Error(Code::kUnavailable, "not yet"));
+  const std::pair<Bytes, const char*> answers[] = {
+      {Bytes(), "unix: closed during the handshake"},  // it hangs up without a word
+      {to_bytes(RawFrame{}), "unix: a hello was answered by something else"},
+      {to_bytes(RawFrame{.kind = 3, .request_id = 0, .meta = bytes_of(not_yet)}), "unix: not yet"}};
+  for (const auto& [answer, why] : answers) {
+    std::vector<std::unique_ptr<transport::Stream>> streams;
+    const Impostor impostor([&, said = answer](std::unique_ptr<transport::Stream> stream) {
+      if (said.empty()) return;
+      const iovec piece{const_cast<std::byte*>(said.data()), said.size()};
+      EXPECT_EQ(stream->write(&piece, 1).bytes, said.size());
+      streams.push_back(std::move(stream));
+    });
+    connect([&](std::string& endpoint) {
+      if (endpoint.starts_with("unix:")) endpoint = impostor.endpoint();
+    });
+    EXPECT_THAT(route_of(0).refused, ElementsAre(why));
+    for (const int rank : {0, 1}) {
+      EXPECT_THAT(route_of(rank).transport, StartsWith("tcp")) << why;
+    }
+    stop();
+  }
+}
+
+TEST_F(RouteTest, IsTheNextOneAlsoWhereNobodyAnswers) {
+  connect_timeout_ = Millis(2'000);
+  for (const int heard : {0, 1}) {  // so many of the two listen at their unix sockets
+    Streams streams;
+    const Impostor impostor(streams.keep());
+    int seen = 0;
+    connect([&](std::string& endpoint) {
+      if (endpoint.starts_with("unix:") && seen++ >= heard) endpoint = impostor.endpoint();
+    });
+    EXPECT_THAT(route_of(0).transport, StartsWith("tcp"));
+    EXPECT_THAT(route_of(0).refused,
+                ElementsAre(AllOf(StartsWith("unix: silent for "), EndsWith(" ms"))));
+    stop();
+  }
+}
+
+// Who is only slow is not left for a worse way.
+TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
+  Streams unix_streams, tcp_streams;
+  const Impostor slow(unix_streams.keep()), silent(tcp_streams.keep(), true);
+  agent::AgentOptions options;
+  options.self = {"w0", 0};
+  options.generation = "g1";
+  options.transports = {"unix", "tcp"};
+  options.connect_timeout = Millis(4'000);
+  agent::Agent agent(options);
+  const wire::Hello other = hello_of(1);
+  agent.set_workers(
+      {agent.record(), {{other.name, 1}, other.instance, {slow.endpoint(), silent.endpoint()}}});
+  auto answer = std::make_shared<Answer>();
+  wire::OutFrame call;
+  agent.call(1, call, Deadline::after(seconds(20)), answer, false);
+  ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
+  Stranger line(unix_streams.all().at(0));
+  ASSERT_TRUE(line.hear());  // its hello
+  line.say(hello_frame(other, 2));
+  const auto request = line.hear();
+  ASSERT_TRUE(request);
+  line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  ASSERT_TRUE(answer->future().wait_for(Millis(20'000)));
+  EXPECT_FALSE(answer->future().has_error());
+  const std::vector<Route> routes = agent.routes();
+  ASSERT_EQ(routes.size(), 1u);
+  EXPECT_THAT(routes[0].transport, StartsWith("unix"));
+  EXPECT_TRUE(routes[0].refused.empty());
+  agent.stop();
+}
+
+TEST_F(RouteTest, IsLoggedOnceWithTheReasonsAgainstBetterOnes) {
+  const LinesAboutRoutes logged;
+  connect([](std::string& endpoint) {
+    const auto host = endpoint.find(";host=");
+    if (host != std::string::npos) endpoint.insert(host, "-gone");
+  });
+  EXPECT_TRUE(eventually([&] { return logged.all().size() >= 2; }));
+  for (int i = 0; i < 10; ++i) call_both_ways();
+  stop();
+  // Expect: a line of either end; who has dialled knows what it tried in vain.
+  EXPECT_THAT(logged.all(),
+              UnorderedElementsAre(AllOf(StartsWith("worker 'w1' is reached through tcp"),
+                                         EndsWith("; not unix: connect: Connection refused")),
+                                   AllOf(StartsWith("worker 'w0' is reached through tcp"),
+                                         Not(HasSubstr("; not ")))));
+}
+
+TEST_F(RouteTest, IsLoggedOnceWithTheReasonWhyNoMemoryIsRead) {
+  const LinesAboutRoutes logged;
+  attach_of_w1_ = CrossMemoryAttach::kForbidden;
+  connect([](std::string&) {});
+  EXPECT_TRUE(eventually([&] { return logged.all().size() >= 2; }));
+  for (int i = 0; i < 10; ++i) call_both_ways();
+  stop();
+  EXPECT_THAT(logged.all(),
+              UnorderedElementsAre(
+                  AllOf(StartsWith("worker 'w1' is reached through unix"),
+                        EndsWith("; no tensors are read out of memory: it does not allow it")),
+                  AllOf(StartsWith("worker 'w0' is reached through unix"),
+                        EndsWith("; no tensors are read out of memory: this worker does not allow "
+                                 "it"))));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DialTest, ::testing::Values(0, 1),

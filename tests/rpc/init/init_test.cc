@@ -119,6 +119,15 @@ std::map<std::string, Role> launch_roles() {
 
 namespace {
 
+// Of a world of one.
+WorkerOptions alone() {
+  WorkerOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = std::make_shared<dist::HashStore>();
+  return options;
+}
+
 TEST(InitRpc, ProcessesFindEachOtherByTheEnvironment) {
   Launch launch;
   for (int rank = 1; rank < 3; ++rank) launch.start("call_all", rank, 3);
@@ -159,10 +168,7 @@ TEST(InitRpc, OptionsComeBeforeTheEnvironment) {
 
 TEST(InitRpc, WhatAWorkerRunsCannotShutItDown) {
   const LaunchVariables set({});
-  WorkerOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.store = std::make_shared<dist::HashStore>();
+  WorkerOptions options = alone();
   init_rpc("w", options);
   const Error error = error_of([] { rpc_sync("w", leave_from_inside); });
   EXPECT_EQ(error.code(), Code::kInvalidArgument);
@@ -194,10 +200,7 @@ TEST(InitRpc, AContinuationCannotShutItDownThoughTheProgramsOwnThreadRunsIt) {
 
 TEST(InitRpc, ACallHasAMinuteUnlessTheOptionsSayOtherwise) {
   const LaunchVariables set({});
-  WorkerOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.store = std::make_shared<dist::HashStore>();
+  WorkerOptions options = alone();
   EXPECT_EQ(init_rpc("w", options)->rpc_timeout(), 60s);
   shutdown();
   options.rpc_timeout = 5s;
@@ -205,12 +208,27 @@ TEST(InitRpc, ACallHasAMinuteUnlessTheOptionsSayOtherwise) {
   shutdown();
 }
 
+TEST(InitRpc, NoThreadOfAWorkerPollsForLongerThanTheOptionsSay) {
+  const LaunchVariables set({});
+  WorkerOptions options = alone();
+  for (const auto polling : {0us, 7us, 150us}) {
+    options.max_polling = polling;
+    const auto worker = init_rpc("w", options);
+    EXPECT_EQ(dynamic_cast<agent::Agent&>(worker->messenger()).reactor().max_spin(), polling);
+    for (int call = 0; call < 200; ++call) rpc_sync("w", name_here);
+    const agent::MessengerCounters counters = worker->counters();
+    if (polling == 0us) {
+      EXPECT_EQ(counters.polls_that_found, 0u);
+      EXPECT_EQ(counters.polls_in_vain, 0u);
+      EXPECT_EQ(counters.polling, 0ns);
+    }
+    shutdown();
+  }
+}
+
 TEST(InitRpc, AGivenStoreIsUsedAndMayBeUsedAgain) {
   const LaunchVariables set({});
-  WorkerOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.store = std::make_shared<dist::HashStore>();
+  WorkerOptions options = alone();
   for (int round = 0; round < 3; ++round) {
     init_rpc("w" + std::to_string(round), options);
     EXPECT_EQ(rpc_sync(0, name_here), "w" + std::to_string(round));

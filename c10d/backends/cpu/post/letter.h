@@ -17,8 +17,8 @@ struct Letter {
     kHello = 1,  // the first: `from` is the dialler's rank in the default group, `offer` the token
                  // of who listens
     kMessage = 2,   // with its bytes
-    kOffer = 3,     // a message that is too large to be sent before somebody asks for it; an
-                    // Origin follows where its bytes may be read there
+    kOffer = 3,     // a message that is too large to be sent before somebody asks for it, or is
+                    // announced; an Origin follows where its bytes may be read there
     kData = 4,      // a part of what was accepted, from `offset` on
     kWithdraw = 5,  // of an offer: whoever sent it has given up
     kAskLeft = 6,   // whether the other end, `from` in the group, has left it
@@ -39,8 +39,9 @@ struct Letter {
 
   uint32_t magic = kMagic;
   Kind kind = kHello;
-  uint8_t type = 0;  // DType
-  uint16_t reserved = 0;
+  uint8_t type = 0;          // DType
+  uint8_t is_announced = 0;  // 1: the elements are on a device
+  uint8_t reserved = 0;
   int32_t from = -1;  // rank in the group
   int32_t tag = 0;
   uint64_t group = 0;

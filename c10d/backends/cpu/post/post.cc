@@ -28,6 +28,7 @@ Letter letter_of(Letter::Kind kind, uint64_t group, const messages::Envelope& en
   letter.from = envelope.from;
   letter.tag = envelope.tag;
   letter.count = envelope.count;
+  letter.is_announced = envelope.is_announced ? 1 : 0;
   return letter;
 }
 
@@ -203,8 +204,10 @@ std::shared_ptr<Sending> Post::sending_of(uint64_t group, const GroupSpec& spec,
 
 Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& message, Block data) {
   const int rank = spec.ranks[static_cast<size_t>(message.peer)];
-  const messages::Envelope envelope{spec.rank, message.tag, message.type, data.count};
+  const messages::Envelope envelope{spec.rank, message.tag, message.type, data.count,
+                                    message.announced_by != nullptr};
   if (rank == world_.rank) return send_to_itself(group, spec, message, data, envelope);
+  const bool may_be_kept = !envelope.is_announced && envelope.bytes() <= kEagerBytes;
   std::optional<Error> why;
   {
     MutexLock lock(mutex_);
@@ -212,7 +215,7 @@ Future<int> Post::send(uint64_t group, const GroupSpec& spec, const Message& mes
   }
   if (why) return make_failed(*why);
   const auto line = line_to(rank);
-  if (envelope.bytes() <= kEagerBytes && line->take_room(envelope.bytes() + kMessageOverhead)) {
+  if (may_be_kept && line->take_room(envelope.bytes() + kMessageOverhead)) {
     const Letter letter = letter_of(Letter::kMessage, group, envelope);
     if (!line->post(letter, {data.data, envelope.bytes()})) return make_failed(gone(rank));
     return make_ready_future(message.peer);
@@ -235,7 +238,8 @@ Future<int> Post::send_to_itself(uint64_t group, const GroupSpec& spec, const Me
     if (const auto why = why_ended_locked(group)) return make_failed(*why);
     const uint64_t bytes = envelope.bytes() + kMessageOverhead;
     Inbox::Arrived own{envelope, {}};
-    if (envelope.bytes() <= kEagerBytes && own_unclaimed_ + bytes <= kUnclaimedBytes) {
+    const bool may_be_kept = !envelope.is_announced && envelope.bytes() <= kEagerBytes;
+    if (may_be_kept && own_unclaimed_ + bytes <= kUnclaimedBytes) {
       own.content.bytes.resize(envelope.bytes());
       copy_bytes(own.content.bytes.data(), data.data, envelope.bytes());
       own_unclaimed_ += bytes;
@@ -360,7 +364,7 @@ void Post::claim_locked(const std::shared_ptr<Line>& line, uint64_t bytes, Doing
 void Post::perform(Doing& doing) {
   for (auto& one : doing.copies) {
     const std::byte* const from = one.from ? one.from->data.data : one.bytes.data();
-    copy_bytes(one.to->place.data, from, one.to->place.count * size_of(one.to->wanted.type));
+    copy_bytes(one.to->place.data, from, one.to->bytes());
     doing.endings.push_back({one.to, one.sender});
     if (one.from) doing.endings.push_back({one.from, one.from->message.peer});
   }

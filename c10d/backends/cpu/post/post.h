@@ -52,9 +52,9 @@ struct PostWorld {
   std::function<void(uint64_t group, const Failure& failure)> on_failed;
 };
 
-// Up to kEagerBytes a message is sent at once. A larger one is offered, and its bytes travel when a
-// receive has been found for it: straight from the one tensor into the other. Lines are made when
-// they are needed, by who sends.
+// Up to kEagerBytes a message is sent at once. A larger one, or one that is announced, is offered,
+// and its bytes travel when a receive has been found for it: straight from the one tensor into the
+// other. Lines are made when they are needed, by who sends.
 //
 // Threading: every method from any thread. Lifetime: shared by what is under way; stop() ends it.
 class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
@@ -231,8 +231,8 @@ class Post final : public LineOwner, public std::enable_shared_from_this<Post> {
   void end_hopeless_locked(uint64_t group, Doing& doing) FARSPAN_REQUIRES(mutex_);
 
   // Looking after those whose time has passed, or who wait long.
-  bool expire(Sending& sending);
-  bool expire(Waiting& receive);
+  bool expire(Sending& sending, Deadline deadline);
+  bool expire(Waiting& receive, Deadline deadline);
   bool withdraw_locked(Sending& sending, Doing& doing) FARSPAN_REQUIRES(mutex_);
   bool withdraw_locked(Waiting& receive) FARSPAN_REQUIRES(mutex_);
   void withdraw_if_locked(const std::function<bool(const Sending&)>& condition,

@@ -11,7 +11,8 @@ namespace farspan::dist::cpu {
 namespace {
 
 messages::Envelope envelope_of(const Letter& letter) {
-  return {letter.from, letter.tag, static_cast<DType>(letter.type), letter.count};
+  return {letter.from, letter.tag, static_cast<DType>(letter.type), letter.count,
+          letter.is_announced != 0};
 }
 
 }  // namespace
@@ -49,6 +50,7 @@ void Post::on_letter(Line& line, const Letter& letter, std::span<const std::byte
       const auto found = offers_.find(letter.offer);
       if (found == offers_.end()) break;
       check_answer(line, *found->second);
+      found->second->is_accepted = true;
       doing.accepted = found->second;
       break;
     }

@@ -13,6 +13,13 @@ constexpr std::chrono::milliseconds kLookAgain{100};
 // After this the other end is watched.
 constexpr std::chrono::milliseconds kLongWait{500};
 
+//   is_found  both ends know of it
+bool is_over(const Message& message, bool is_found) {
+  const Deadline deadline = message.deadline;
+  if (!message.announced_by || !is_found || deadline.is_never()) return deadline.expired();
+  return Deadline(deadline.at() + messages::kFoundGrace).expired();
+}
+
 }  // namespace
 
 bool Sending::block(Deadline deadline) { return post_->wait(*this, deadline); }
@@ -36,7 +43,7 @@ bool Post::wait(Sending& sending, Deadline deadline) {
   }
   const Deadline own = sending.message.deadline;
   if (reactor_->wait(sending, earlier(deadline, own), line.get())) return true;
-  return own.expired() && expire(sending);
+  return own.expired() && expire(sending, deadline);
 }
 
 bool Post::wait(Waiting& receive, Deadline deadline) {
@@ -50,7 +57,7 @@ bool Post::wait(Waiting& receive, Deadline deadline) {
   if (message) pull(message, earlier(deadline, receive.wanted.deadline));
   const Deadline own = receive.wanted.deadline;
   if (reactor_->wait(receive, earlier(deadline, own), line.get())) return true;
-  return own.expired() && expire(receive);
+  return own.expired() && expire(receive, deadline);
 }
 
 bool Post::withdraw_locked(Sending& sending, Doing& doing) {
@@ -95,8 +102,8 @@ void Post::give_up_if_locked(const std::function<bool(int from, const Waiting&)>
   std::erase_if(fillings_, [&](const auto& one) {
     const auto& receive = static_cast<const Waiting&>(*one.second->receive());
     if (!condition(one.first.first, receive)) return false;
-    Error error = why(receive);
-    doing.endings.push_back({one.second->give_up(), -1, std::move(error)});
+    const auto ended = one.second->give_up();  // nothing is written there any more
+    doing.endings.push_back({ended, -1, why(static_cast<const Waiting&>(*ended))});
     return true;
   });
 }
@@ -109,31 +116,34 @@ bool Post::withdraw_locked(Waiting& receive) {
     return one.second->receive().get() == &receive;
   });
   if (filling == fillings_.end()) return false;
+  if (receive.wanted.announced_by) return false;  // look() ends it
   filling->second->give_up();
   fillings_.erase(filling);
   return true;
 }
 
-bool Post::expire(Sending& sending) {
+// Its own deadline has passed, and not that of who waits.
+bool Post::expire(Sending& sending, Deadline deadline) {
   Doing doing;
   bool withdrawn = false;
   {
     MutexLock lock(mutex_);
-    withdrawn = withdraw_locked(sending, doing);
+    const bool goes_on = sending.envelope.is_announced && sending.is_accepted;  // look() ends it
+    withdrawn = !goes_on && withdraw_locked(sending, doing);
   }
   perform_and_tell(doing);
   if (withdrawn) sending.set_error(late(sending));
-  return sending.sleep(Deadline::never());  // else whoever took it is about to tell
+  return sending.sleep(deadline);  // else whoever took it is about to tell
 }
 
-bool Post::expire(Waiting& receive) {
+bool Post::expire(Waiting& receive, Deadline deadline) {
   bool withdrawn = false;
   {
     MutexLock lock(mutex_);
     withdrawn = withdraw_locked(receive);
   }
   if (withdrawn) receive.set_error(late(receive));
-  return receive.sleep(Deadline::never());
+  return receive.sleep(deadline);
 }
 
 void Post::look_soon_locked() {
@@ -178,10 +188,16 @@ void Post::look() {
       const bool is_long = Clock::now() - sending->begun > kLongWait;
       if (is_long && sending->rank != world_.rank) looks.watched.insert(sending->rank);
     }
-    withdraw_if_locked([](const Sending& one) { return one.message.deadline.expired(); },
+    withdraw_if_locked([](const Sending& one) { return is_over(one.message, one.is_accepted); },
                        [this](const Sending& one) { return late(one); }, doing);
-    give_up_if_locked([](int, const Waiting& one) { return one.wanted.deadline.expired(); },
-                      [this](const Waiting& one) { return late(one); }, doing);
+    give_up_if_locked([](int, const Waiting& one) { return is_over(one.wanted, true); },
+                      [this](const Waiting& one) {
+                        if (one.wanted.announced_by) {
+                          *one.wanted.announced_by = messages::kNotComeInTime;
+                        }
+                        return late(one);
+                      },
+                      doing);
     if (some_left && !stopped_) look_soon_locked();
   }
   perform_and_tell(doing);

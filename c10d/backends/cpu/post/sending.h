@@ -1,6 +1,6 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Sending and Filling: a message that goes out, and one that comes in, too large to travel at once.
+// Sending and Filling: a message that goes out, and one that comes in, which is offered first.
 #pragma once
 
 #include <algorithm>
@@ -30,9 +30,9 @@ class Sending final : public detail::FutureState<int> {
       : id(number),
         group(group_id),
         rank(to_rank),
-        envelope{own_place, to.tag, to.type, what.count},
+        envelope{own_place, to.tag, to.type, what.count, to.announced_by != nullptr},
         message(to),
-        data(what),
+        data(messages::travels(to, what)),
         post_(std::move(post)),
         mark_(own_mark),
         standing_mark_(own_mark) {}
@@ -45,6 +45,7 @@ class Sending final : public detail::FutureState<int> {
   const Message message;
   const Block data;
   const TimePoint begun = Clock::now();
+  std::atomic<bool> is_accepted{false};
 
   // Where the receiver can read it while the mark stands: withdrawn before the memory can change.
   Origin origin() const noexcept {
@@ -86,7 +87,7 @@ class Filling {
       : from(from_place),
         receive_(std::move(receive)),
         place_(receive_->place.data),
-        size_(receive_->place.count * size_of(receive_->wanted.type)),
+        size_(receive_->bytes()),
         left_(size_) {}
 
   const int from;  // rank in the group

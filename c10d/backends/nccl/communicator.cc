@@ -1,0 +1,112 @@
+#include <farspan/c10d/backends/nccl/communicator.h>
+
+#include <pthread.h>
+
+#include <chrono>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/base/log.h>
+
+namespace farspan::dist::nccl {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{1};
+
+void wait_for(device::Devices& devices, device::Stream stream) noexcept {
+  try {
+    devices.synchronize(stream, Deadline::never());
+  } catch (const Error&) {  // it has failed, and uses nothing any more
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::make(std::shared_ptr<Library> library, const Spec& spec,
+                                                 const std::function<void()>& look) {
+  const Comm comm = library->begin(spec.id, spec.device, spec.rank, spec.ranks);
+  std::shared_ptr<Communicator> made;
+  try {
+    made.reset(new Communicator(library, comm, spec.device));
+  } catch (...) {
+    library->abort(comm);
+    throw;
+  }
+  try {
+    while (library->state(comm) == Library::State::kBusy) {
+      look();
+      std::this_thread::sleep_for(kBetweenLooks);
+    }
+  } catch (...) {
+    made->abort();
+    throw;
+  }
+  return made;
+}
+
+Communicator::Communicator(std::shared_ptr<Library> library, Comm comm, int device)
+    : library_(std::move(library)),
+      comm_(comm),
+      stream_(library_->devices()->new_stream(device)),
+      place_(library_->devices()->new_event(device, device::Reach::kThisProcess)) {}
+
+Communicator::~Communicator() {
+  library_->devices()->end_event(place_);
+  library_->devices()->end_stream(stream_);
+}
+
+void Communicator::follow(device::Stream later, device::Stream earlier) {
+  device::Devices& devices = *library_->devices();
+  devices.record(place_, earlier);
+  devices.wait(later, place_);
+}
+
+void Communicator::check() {
+  if (state_ != State::kOpen) return;
+  try {
+    library_->state(comm_);
+  } catch (const Error&) {
+    if (state_ == State::kOpen) throw;  // else abort() was called meanwhile
+  }
+}
+
+void Communicator::abort(std::shared_ptr<const void> memory) noexcept {
+  State before = State::kOpen;
+  if (!state_.compare_exchange_strong(before, State::kAborted)) return;
+  try {
+    std::thread([self = shared_from_this(), memory] {
+      pthread_setname_np(pthread_self(), "farspan-abort");
+      try {
+        self->library_->devices()->enter(self->stream_.device);
+      } catch (const Error&) {  // a device that has failed
+      }
+      self->library_->abort(self->comm_);
+      if (memory) wait_for(*self->library_->devices(), self->stream_);
+    }).detach();
+  } catch (const std::system_error& error) {
+    log(LogLevel::kWarning, "c10d/nccl",
+        std::string("no thread to abort a communicator, which stays: ") + error.what());
+    new std::shared_ptr<const void>(std::move(memory));  // as what uses it does
+  }
+}
+
+void hold_until_done(std::shared_ptr<device::Devices> devices, device::Stream stream,
+                     std::shared_ptr<const void> memory) noexcept {
+  try {
+    std::thread([devices = std::move(devices), stream, memory] {
+      pthread_setname_np(pthread_self(), "farspan-hold");
+      wait_for(*devices, stream);
+    }).detach();
+  } catch (const std::system_error&) {
+    new std::shared_ptr<const void>(std::move(memory));  // nobody knows when it is done
+  }
+}
+
+void Communicator::end() noexcept {
+  State before = State::kOpen;
+  if (state_.compare_exchange_strong(before, State::kEnded)) library_->end(comm_);
+}
+
+}  // namespace farspan::dist::nccl

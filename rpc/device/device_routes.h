@@ -1,0 +1,76 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// DeviceRoutes: how tensors get from a device of this worker to one of another, found out by trying
+// when the first one is to go.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <farspan/c10d/base/future_core.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
+#include <farspan/rpc/agent/messenger.h>
+
+namespace farspan {
+
+class DeviceRoom;
+
+// Threading: every method from any thread.
+// Lifetime:  the room outlives it.
+class DeviceRoutes {
+ public:
+  DeviceRoutes(DeviceRoom& room, DeviceToDevice device_to_device)
+      : room_(room), device_to_device_(device_to_device) {}
+
+  // Whether tensors go straight from `here` to that worker's device `there`. Who asks first has
+  // that device try it, and waits for that; ten seconds at most, where there is another way.
+  //   throws  Error kUnavailable: they do not, and DeviceToDevice::kRequired; kTimeout,
+  //           kDisconnected, kShutdown: that worker has not answered, and is asked again next time
+  bool is_direct(int peer, int here, int there, Deadline deadline);
+  //   throws  Error kUnavailable: DeviceToDevice::kRequired
+  void refuse_if_required(int peer, int here, int there, const std::string& why) const;
+  // Answers another worker that asks this one to try.
+  void serve(agent::Request request);
+
+  void note_come(int peer, uint64_t bytes);
+  std::vector<DeviceRoute> known(int peer) const;
+  uint64_t bytes_come(int peer) const;
+  uint64_t bytes_come() const noexcept;
+
+ private:
+  class Trial final : public FutureCore {
+   public:
+    void end() {
+      complete([] {});
+    }
+  };
+  struct Verdict {
+    std::string why_not_direct;  // empty: it is
+    bool is_passing = false;     // to be tried again after a while
+  };
+  struct Found {
+    std::string why_not_direct;
+    TimePoint known_until{};                 // the first of all: not known
+    std::shared_ptr<Trial> trial = nullptr;  // under way
+  };
+  using Key = std::tuple<int, int, int>;  // peer, here, there
+
+  void try_once(const Key& key, Trial& trial, Deadline deadline);
+  Verdict find_out(int peer, int here, int there, Deadline deadline);
+  Verdict ask(int peer, int here, int there, Deadline deadline);
+  void copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline);
+  void tell(int peer, int here, int there, const std::string& why) const;
+
+  DeviceRoom& room_;
+  const DeviceToDevice device_to_device_;
+  mutable Mutex mutex_;
+  std::map<Key, Found> found_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<int, uint64_t> come_ FARSPAN_GUARDED_BY(mutex_);  // bytes, by peer
+};
+
+}  // namespace farspan

@@ -1,0 +1,293 @@
+// Collectives of tensors on devices, by backends that work in the processor's memory: the same
+// results as of tensors that are there, in the order of the streams that write and read them.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <latch>
+#include <optional>
+#include <vector>
+
+#include <farspan/c10d/group/collectives.h>
+
+#include "conformance/every_collective.h"
+#include "conformance/nccl_in_threads.h"
+#include "conformance/ranks_in_threads.h"
+#include "support/eventually.h"
+#include "support/simulated_accelerator.h"
+
+namespace farspan::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+constexpr int kRanks = 3;
+class DeviceCollectives : public CollectiveSuite {
+ protected:
+  DeviceCollectives() { simulated_accelerator({.most_late = Micros(500)}); }
+  ~DeviceCollectives() override { expect_idle_devices(); }
+};
+
+TEST_P(DeviceCollectives, GiveTheResultsOfThoseOfTheProcessor) {
+  on_each(kRanks, [](int rank) {
+    const Tensors expected = results_of({at::kCPU, kRanks}, rank);
+    for (int round = 0; round < repetitions(10); ++round) {
+      const OnAnotherStream stream(simulated(rank));
+      const Tensors results = results_of({simulated(rank), kRanks}, rank);
+      ASSERT_EQ(results.size(), expected.size());
+      for (size_t i = 0; i < results.size(); ++i) {
+        EXPECT_TRUE(at::equal(results[i], expected[i])) << "result " << i;
+      }
+    }
+  });
+}
+
+// By backends that work in the processor's memory.
+class StagedCollectives : public DeviceCollectives {};
+
+TEST_P(StagedCollectives, MayMixDevicesAndTheProcessor) {
+  on_each(2, [](int rank) {
+    const at::Device device = rank == 0 ? at::Device(at::kCPU) : simulated(1);
+    const Tensor t = at::full({100}, rank + 1, at::kLong).to(device);
+    dist::all_reduce(t);
+    EXPECT_TRUE(at::equal(t.cpu(), at::full({100}, 3, at::kLong)));
+  });
+}
+
+TEST_P(DeviceCollectives, TakeLeavesThatRequireAGradient) {
+  on_each(2, [](int rank) {
+    const Tensor leaf = at::full({100}, rank + 1, at::kDouble).to(simulated(rank)).requires_grad_();
+    dist::all_reduce(leaf);
+    dist::all_reduce_coalesced({leaf});
+    dist::broadcast(leaf, 1);
+    EXPECT_TRUE(leaf.is_leaf() && leaf.requires_grad());
+    EXPECT_TRUE(at::equal(leaf.detach().cpu(), at::full({100}, 6, at::kDouble)));
+  });
+}
+
+TEST_P(DeviceCollectives, AReceiveDoesNotOvertakeWhatReadsTheTensor) {
+  on_each(2, [](int rank) {
+    for (int round = 0; round < repetitions(20); ++round) {
+      const OnAnotherStream stream(simulated(rank));
+      const Tensor own = at::full({1000}, rank, at::kLong).to(simulated(rank));
+      const Tensor t = own + own;
+      const dist::Work sent = dist::isend(own, 1 - rank);
+      const Tensor twice = t + t;  // not done when the message is there
+      const dist::Work got = dist::irecv(t, 1 - rank);
+      got.wait();
+      sent.wait();
+      EXPECT_TRUE(at::equal((t + t).cpu(), at::full({1000}, 2 * (1 - rank), at::kLong)));
+      EXPECT_TRUE(at::equal(twice.cpu(), at::full({1000}, 4 * rank, at::kLong)));
+    }
+  });
+}
+
+TEST_P(StagedCollectives, WhoseDeviceIsNotDoneEndAtTheirDeadline) {
+  on_each(2, [](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    const Promise<void> go;
+    const Tensor t = at::ones({100}, at::kLong).to(simulated(rank));
+    if (rank == 1) hold_up_current_stream(simulated(rank), go.future());
+    const Error error = error_of([&] { dist::all_reduce(t, {.timeout = 300ms}); });
+    go.set_value();
+    EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+    if (rank == 1) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("is at was not done in time"));
+    }
+  });
+}
+
+std::vector<BackendKind> staged_kinds() {
+  using namespace dist::testing;
+  const auto chunk = [](int) { return Chunk{}; };
+  return {{"Fake", run_fake, chunk, false},
+          {"CpuInThreads", cpu_in_threads(one_host), chunk},
+          {"CpuMixed", cpu_in_threads(mixed_hosts), chunk}};
+}
+std::vector<BackendKind> all_kinds() {
+  std::vector<BackendKind> kinds = staged_kinds();
+  kinds.push_back({"Nccl", run_nccl, [](int) { return Chunk{}; }});
+  return kinds;
+}
+INSTANTIATE_TEST_SUITE_P(Each, DeviceCollectives, ::testing::ValuesIn(all_kinds()),
+                         [](const auto& kind) { return kind.param.name; });
+INSTANTIATE_TEST_SUITE_P(Each, StagedCollectives, ::testing::ValuesIn(staged_kinds()),
+                         [](const auto& kind) { return kind.param.name; });
+
+// Those of a backend that gives the device work, and does not wait for it.
+class NcclCollectives : public ::testing::Test {
+ protected:
+  NcclCollectives() { simulated_accelerator({.most_late = Micros(500)}); }
+  ~NcclCollectives() override { expect_idle_devices(); }
+  static void on_each(const Body& body, Millis timeout = 60s) { run_nccl(2, timeout, body); }
+  // On the rank's device.
+  static Tensor number(int rank, int64_t value) {
+    return at::full({100}, value, at::kLong).to(simulated(rank));
+  }
+  static Tensor number(int rank) { return number(rank, rank + 1); }
+};
+
+TEST_F(NcclCollectives, TheCallerGoesOnAndHisStreamWaits) {
+  const Promise<void> go;
+  std::atomic<int> have_looked = 0;
+  on_each([&](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    const Tensor warm = number(rank), t = number(rank), later = number(rank);
+    dist::all_reduce(warm);
+    hold_up_current_stream(simulated(rank), go.future());
+    const dist::Work work = dist::all_reduce_async(t);
+    EXPECT_FALSE(work.is_completed());
+    EXPECT_EQ(code_of([&] { work.wait(50ms); }), Code::kTimeout);
+    work.wait();
+    dist::all_reduce(later);
+    const Tensor twice = t + t;
+    EXPECT_FALSE(work.is_completed());
+    if (++have_looked == 2) go.set_value();
+    EXPECT_TRUE(at::equal(twice.cpu(), at::full({100}, 6, at::kLong)));
+    EXPECT_TRUE(at::equal(later.cpu(), at::full({100}, 3, at::kLong)));
+    work.wait(10s);
+    EXPECT_TRUE(work.is_completed() && work.is_success());
+  });
+}
+
+TEST_F(NcclCollectives, WhatIsComputedMeanwhileDoesNotWaitForThem) {
+  const Promise<void> go;
+  on_each([&](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    const Tensor warm = number(rank), t = number(rank);
+    dist::all_reduce(warm);
+    warm.cpu();
+    std::optional<dist::Work> work;
+    if (rank == 0) {
+      work = dist::all_reduce_async(t);  // rank 1 comes later
+      const Tensor computed = warm + warm;
+      EXPECT_TRUE(at::equal(computed.cpu(), at::full({100}, 6, at::kLong)));
+      EXPECT_FALSE(work->is_completed());
+      go.set_value();
+    } else {
+      go.future().wait();
+      work = dist::all_reduce_async(t);
+    }
+    work->wait();
+    EXPECT_TRUE(at::equal((t + t).cpu(), at::full({100}, 6, at::kLong)));
+  });
+}
+
+TEST_F(NcclCollectives, TensorsMayBeLetGoOfAtOnce) {
+  on_each([&](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    for (int round = 0; round < repetitions(50); ++round) {
+      const Tensor sum = number(rank);
+      dist::Work work = dist::all_reduce_async(number(rank));
+      Tensor own = number(rank);
+      std::vector<Tensor> all{at::empty_like(own), at::empty_like(own)};
+      (void)dist::all_gather_async(all, own);
+      own = number(rank, 7);  // in the memory of before, if that is free
+      all.clear();
+      dist::all_reduce(sum);
+      EXPECT_TRUE(at::equal(sum.cpu(), at::full({100}, 3, at::kLong)));
+    }
+  });
+}
+
+TEST_F(NcclCollectives, AMessageIsOfTheStreamsOnBothRanks) {
+  const Promise<void> go;
+  std::atomic<int> have_looked = 0;
+  on_each([&](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    const Tensor t = number(rank);
+    if (rank == 0) hold_up_current_stream(simulated(rank), go.future());
+    const dist::Work work = rank == 0 ? dist::isend(t, 1) : dist::irecv(t, 0);
+    work.wait();  // for the other rank, and for no device
+    const Tensor twice = t + t;
+    EXPECT_FALSE(work.is_completed());
+    EXPECT_EQ(code_of([&] { work.wait(50ms); }), Code::kTimeout);
+    if (rank == 1) EXPECT_EQ(work.source_rank(), 0);
+    if (++have_looked == 2) go.set_value();
+    EXPECT_TRUE(at::equal(twice.cpu(), at::full({100}, 2, at::kLong)));
+    work.wait(10s);
+    EXPECT_TRUE(work.is_completed() && work.is_success());
+    EXPECT_THAT(dist::default_group()->dump(),
+                ::testing::ContainsRegex("of int64 \\[100\\] (to|from) rank .*, took "));
+  });
+}
+
+TEST_F(NcclCollectives, TensorsOfMessagesMayBeLetGoOfAtOnce) {
+  on_each([&](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    for (int round = 0; round < repetitions(50); ++round) {
+      const Tensor got = number(rank, -1);
+      (void)dist::isend(number(rank, round), 1 - rank);
+      (void)dist::irecv(number(rank, -1), 1 - rank, {.tag = 1});
+      const Tensor other = number(rank, 7);  // in the memory of before, if that is free
+      (void)dist::isend(other, 1 - rank, {.tag = 1});
+      dist::recv(got, 1 - rank);
+      EXPECT_TRUE(at::equal(got.cpu(), at::full({100}, round, at::kLong)));
+      EXPECT_TRUE(at::equal(other.cpu(), at::full({100}, 7, at::kLong)));
+    }
+  });
+}
+
+TEST_F(NcclCollectives, AMessageOfADeviceDoesNotGoToTheProcessor) {
+  on_each([&](int rank) {
+    const Tensor here = number(rank), there = at::full({100}, 1, at::kLong);
+    const Error error = error_of(
+        [&] { rank == 0 ? dist::send(here, 1) : static_cast<void>(dist::recv(there, 0)); });
+    EXPECT_EQ(error.code(), Code::kShapeMismatch) << error.what();
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("sent 100 elements of int64 on a device, and"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("of int64 in the processor's memory"));
+    rank == 0 ? dist::send(here, 1) : static_cast<void>(dist::recv(here, 0));
+    EXPECT_TRUE(at::equal(here.cpu(), at::full({100}, 1, at::kLong)));
+    rank == 0 ? static_cast<void>(dist::recv(there, 1)) : dist::send(there + 4, 0);
+    EXPECT_EQ(there[0].item<int64_t>(), rank == 0 ? 5 : 1);
+  });
+}
+
+TEST_F(NcclCollectives, AMistakeOfOneRankIsRefusedHere) {
+  on_each([&](int rank) {
+    const Tensor here = number(rank), there = here.to(simulated(1 - rank));
+    dist::all_reduce(here);
+    const Error other = error_of([&] { dist::all_reduce(there); });
+    EXPECT_EQ(other.code(), Code::kInvalidArgument) << other.what();
+    EXPECT_THAT(other.what(), ::testing::HasSubstr("communicator on device"));
+    const Error mixed = error_of([&] {
+      dist::all_gather({at::empty({100}, at::kLong), here}, here);
+    });
+    EXPECT_THAT(mixed.what(), ::testing::HasSubstr("give tensors of one device"));
+    const Error bits = error_of([&] { dist::all_reduce(here, {.op = dist::ReduceOp::kBand}); });
+    EXPECT_THAT(bits.what(), ::testing::HasSubstr("NCCL has no BAND of int64"));
+    dist::all_reduce(here);
+    EXPECT_TRUE(at::equal(here.cpu(), at::full({100}, 6, at::kLong)));
+  });
+}
+
+TEST_F(NcclCollectives, AHangIsTheGroupsFailureThatNamesTheCall) {
+  const Promise<void> go;
+  std::latch both(2);
+  on_each(
+      [&](int rank) {
+        const Tensor warm = number(rank), t = number(rank);
+        dist::all_reduce(warm);
+        warm.cpu();
+        const OnAnotherStream stream(simulated(rank));
+        if (rank == 1) hold_up_current_stream(simulated(rank), go.future());
+        dist::all_reduce(t);  // returns: the device has it
+        const dist::Group group = dist::default_group();
+        EXPECT_TRUE(eventually([&] { return group->failure().has_value(); }));
+        const Error error = error_of([&] { dist::all_reduce(warm); });
+        EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("call 2 of the default group"));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("its device had not done it"));
+        EXPECT_THAT(group->dump(), ::testing::HasSubstr("call 2: all_reduce SUM of int64 [100]"));
+        both.arrive_and_wait();
+        if (rank == 0) go.set_value();
+        go.future().wait();
+      },
+      500ms);
+}
+
+}  // namespace
+}  // namespace farspan::testing

@@ -1,0 +1,137 @@
+// DistributedDataParallel of modules on devices, over a backend that works there and one that does
+// not: parameters are those that the processor computes.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <farspan/c10d/ddp/distributed_data_parallel.h>
+
+#include "conformance/nccl_in_threads.h"
+#include "conformance/ranks_in_threads.h"
+#include "support/simulated_accelerator.h"
+
+namespace farspan::testing {
+namespace {
+
+using at::Tensor;
+
+constexpr int kRanks = 2;
+constexpr int64_t kWidth = 96;
+constexpr int kSteps = 4;
+
+// Of operations that are exact, and that the simulated devices have.
+struct Net : torch::nn::Module {
+  Net(int rank, at::Device device) {
+    const auto filled = [&](double value) {
+      return at::full({kWidth}, value, at::kDouble).to(device);
+    };
+    for (int layer = 0; layer < 4; ++layer) {
+      weights.push_back(register_parameter("w" + std::to_string(layer), filled(layer + rank)));
+    }
+    spare = register_parameter("spare", filled(1));
+    scale = register_buffer("scale", filled(2 + rank));
+  }
+  // `with_spare` is what a rank uses it for, or does not.
+  Tensor forward(Tensor x, bool with_spare) {
+    for (const Tensor& weight : weights) x = x + weight * scale;
+    return with_spare ? x + spare * scale : x;
+  }
+  std::vector<Tensor> weights;
+  Tensor spare, scale;
+};
+
+Tensor input_of_step(int rank, int step, at::Device device) {
+  return (at::arange(kWidth, at::kDouble) + rank + 3 * step).to(device);
+}
+
+void learn(const std::vector<Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  for (const Tensor& one : parameters) {
+    if (one.grad().defined()) Tensor(one).add_(one.grad(), -0.25);
+  }
+}
+
+// What all ranks together come to, in one place.
+std::vector<Tensor> expected(bool rank_1_spares) {
+  Net net(0, at::kCPU);
+  for (int step = 0; step < kSteps; ++step) {
+    net.zero_grad();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const Tensor y =
+          net.forward(input_of_step(rank, step, at::kCPU), rank == 0 || !rank_1_spares);
+      (y * y * (1.0 / kRanks)).sum().backward();
+    }
+    learn(net.parameters());
+  }
+  return net.parameters();
+}
+
+class DeviceDdp : public CollectiveSuite {
+ protected:
+  DeviceDdp() { simulated_accelerator({.most_late = Micros(300)}); }
+  ~DeviceDdp() override { expect_idle_devices(); }
+
+  // Each rank on its device, and on a stream of its own.
+  void train(const dist::DdpOptions& options, bool rank_1_spares, bool keeps_gradients = false) {
+    const std::vector<Tensor> wanted = expected(rank_1_spares);
+    on_each(kRanks, [&](int rank) {
+      const at::Device device = simulated(rank);
+      const OnAnotherStream stream(device);
+      const auto net = std::make_shared<Net>(rank, device);
+      dist::DistributedDataParallel<Net> ddp(net, options);
+      for (int step = 0; step < kSteps; ++step) {
+        net->zero_grad(/*set_to_none=*/!keeps_gradients);
+        const Tensor y =
+            ddp.forward(input_of_step(rank, step, device), rank == 0 || !rank_1_spares);
+        y.backward(y.detach() + y.detach());  // that of the sum of squares
+        learn(net->parameters());
+      }
+      const std::vector<Tensor> got = net->parameters();
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_TRUE(at::equal(got[i].detach().cpu(), wanted[i].detach()))
+            << "rank " << rank << ", parameter " << i << "\n"
+            << got[i].detach().cpu()[0] << wanted[i].detach()[0];
+      }
+    });
+  }
+};
+
+TEST_P(DeviceDdp, TrainsAsOneProcessDoes) { train({}, false); }
+
+TEST_P(DeviceDdp, TrainsInManyBuckets) {
+  train({.bucket_bytes = kWidth * 8, .first_bucket_bytes = 1}, false);
+}
+
+TEST_P(DeviceDdp, TrainsWithGradientsBesideTheBuckets) {
+  train({.gradient_as_bucket_view = false}, false);
+}
+
+TEST_P(DeviceDdp, TrainsInGradientsThatAreKept) { train({}, false, true); }
+
+TEST_P(DeviceDdp, TrainsWhatOneRankLeavesOut) {
+  train({.bucket_bytes = kWidth * 8, .find_unused_parameters = true}, true);
+}
+
+TEST_P(DeviceDdp, RefusesAModuleOnTwoDevices) {
+  on_each(kRanks, [](int rank) {
+    const auto net = std::make_shared<Net>(rank, simulated(rank));
+    if (rank == 1) net->register_parameter("other", at::ones({1}).to(simulated(0)));
+    const Error error = error_of([&] { dist::DistributedDataParallel<Net> ddp(net); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("'other' is on simulated:0, and 'w0' on "));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, DeviceDdp,
+    ::testing::Values(BackendKind{"Cpu", cpu_in_threads(dist::testing::one_host), {}},
+                      BackendKind{"Nccl", run_nccl, {}}),
+    [](const auto& kind) { return kind.param.name; });
+
+}  // namespace
+}  // namespace farspan::testing

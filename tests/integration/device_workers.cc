@@ -1,0 +1,130 @@
+#include "integration/device_workers.h"
+
+#include <gmock/gmock.h>
+
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <farspan/rpc/init/rooms.h>
+#include <farspan/rpc/rpc.h>
+
+#include "support/eventually.h"
+#include "support/processes.h"
+
+namespace farspan::testing {
+namespace {
+
+std::mutex kept_mutex;
+std::vector<at::Tensor> kept;
+
+// What is wrong with the devices of this process when no call has tensors on them.
+std::vector<std::string> wrong_here() {
+  {
+    const std::lock_guard lock(kept_mutex);
+    kept.clear();
+  }
+  settle_simulated_devices();
+  const device::SimulatedDevices& devices = simulated_accelerator();
+  std::vector<std::string> wrong = devices.faults();
+  const auto expect_none = [&](const char* of, size_t count) {
+    if (count > 0) wrong.push_back(std::to_string(count) + " " + of);
+  };
+  expect_none("bytes on 0", devices.allocated(0));
+  expect_none("bytes on 1", devices.allocated(1));
+  return wrong;
+}
+FARSPAN_REGISTER_AS("device.wrong_here", wrong_here);
+
+int be_worker_with_devices() {
+  simulated_accelerator({.seed = 2, .most_late = Micros(500)});
+  return be_worker();
+}
+
+}  // namespace
+
+void keep_here(const at::Tensor& tensor) {
+  const std::lock_guard lock(kept_mutex);
+  kept.push_back(tensor);
+}
+
+std::vector<at::Tensor> kept_here() {
+  const std::lock_guard lock(kept_mutex);
+  return kept;
+}
+
+DeviceWorkers::DeviceWorkers() {
+  simulated_accelerator({.most_late = Micros(500)});
+  if (GetParam().reach == DeviceRoom::Reach::kByName) {
+    start_processes();
+  } else {
+    use({}, {});
+  }
+}
+
+DeviceWorkers::~DeviceWorkers() {
+  using ::testing::IsEmpty;
+  if (processes_ && processes_->serves(1)) {
+    EXPECT_TRUE(eventually([&] { return w0().rpc_sync(1, wrong_here).empty(); }));
+    EXPECT_THAT(w0().rpc_sync(1, wrong_here), IsEmpty());
+    processes_->shutdown();
+  }
+  processes_.reset();
+  end_workers();
+  EXPECT_THAT(wrong_here(), IsEmpty());
+  EXPECT_EQ(simulated_accelerator().opened(), 0u);
+  EXPECT_EQ(simulated_accelerator().events(), 0u);
+}
+
+void DeviceWorkers::end_workers() {
+  if (workers_ && !lost_) {
+    std::thread other([&] { (*workers_)[1].shutdown(); });
+    (*workers_)[0].shutdown();
+    other.join();
+  }
+  current_.reset();
+  workers_.reset();
+}
+
+void DeviceWorkers::use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1, DeviceToDevice by_w0,
+                        DeviceToDevice by_w1) {
+  end_workers();
+  workers_ =
+      std::make_unique<Workers>(WorkersOptions{.transport = "unix", .settings = {}, .reactor = {}});
+  current_ = std::make_unique<CurrentWorker>((*workers_)[0]);
+  std::vector<DeviceRecord> records;
+  for (auto* const maps : {&of_w0, &of_w1}) {
+    records.push_back(DeviceRecord::of_this_process(std::move(*maps)));
+    if (GetParam().reach != DeviceRoom::Reach::kByHost) continue;
+    const std::string which = std::to_string(records.size());
+    records.back().process += which;
+    records.back().host += which;
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    DeviceRoom::install((*workers_)[rank], records, rank == 0 ? by_w0 : by_w1);
+    furnish((*workers_)[rank]);
+  }
+}
+
+void DeviceWorkers::start_processes() {
+  processes_.reset();
+  EXPECT_EQ(simulated_accelerator().events(), 0u) << "of workers that have ended";
+  processes_ = in_processes("shm").make({.workers = 2});
+  lost_ = false;
+}
+
+void DeviceWorkers::lose_w1() {
+  lost_ = true;
+  if (processes_) {
+    processes_->kill(1);
+  } else {
+    w1().shutdown(false);
+  }
+}
+
+int run_device_tests(int argc, char** argv) {
+  return run_tests(argc, argv, {{"worker", be_worker_with_devices}});
+}
+
+}  // namespace farspan::testing
