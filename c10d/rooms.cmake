@@ -37,11 +37,18 @@ if(FARSPAN_MOLD)
   target_link_options(farspan_build INTERFACE -fuse-ld=mold)
 endif()
 
-# ccache, where it is: precompiled headers make it ask for these leniencies.
+# ccache, where it is: precompiled headers make it ask for these leniencies. Clang's hold the paths of
+# what they were made from: their sum, which is the same in every clone, stands for them.
 find_program(FARSPAN_CCACHE ccache)
 if(FARSPAN_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${FARSPAN_CCACHE})
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    set(CMAKE_CXX_COMPILE_OPTIONS_USE_PCH -include <PCH_HEADER>)  # what ccache knows
+    list(APPEND CMAKE_CXX_COMPILER_LAUNCHER CCACHE_PCH_EXTSUM=true)
+    set(FARSPAN_SUM_OF_HEADERS ${CMAKE_CURRENT_LIST_DIR}/sum_of_headers)
+  endif()
+  list(APPEND CMAKE_CXX_COMPILER_LAUNCHER ${FARSPAN_CCACHE})
 endif()
 
 # farspan_precompile(<target> HEADERS .. [DEPENDS ..]): compiled once, for all that REUSE_FROM it.
@@ -52,6 +59,10 @@ function(farspan_precompile target)
   target_compile_features(${target} PRIVATE cxx_std_20)
   target_link_libraries(${target} PRIVATE farspan_build ${arg_DEPENDS})
   target_precompile_headers(${target} PRIVATE ${arg_HEADERS})
+  if(FARSPAN_SUM_OF_HEADERS)
+    set_target_properties(${target} PROPERTIES
+      CXX_COMPILER_LAUNCHER "${FARSPAN_SUM_OF_HEADERS};${CMAKE_CXX_COMPILER_LAUNCHER}")
+  endif()
 endfunction()
 # With more headers Clang is faster still, since it keeps their templates instantiated, but g++, which
 # instantiates them anew for each file, is slower.
