@@ -205,7 +205,9 @@ TEST_F(NcclCollectives, AMessageIsOfTheStreamsOnBothRanks) {
     const Tensor twice = t + t;
     EXPECT_FALSE(work.is_completed());
     EXPECT_EQ(code_of([&] { work.wait(50ms); }), Code::kTimeout);
-    if (rank == 1) EXPECT_EQ(work.source_rank(), 0);
+    if (rank == 1) {
+      EXPECT_EQ(work.source_rank(), 0);
+    }
     if (++have_looked == 2) go.set_value();
     EXPECT_TRUE(at::equal(twice.cpu(), at::full({100}, 2, at::kLong)));
     work.wait(10s);
