@@ -16,12 +16,25 @@
 namespace farspan::agent {
 namespace {
 
-constexpr size_t kPieceBytes = 256 << 10;
-// Reading so much takes several times as long as waking a thread.
-constexpr size_t kLargeBytes = 2 << 20;
 // How often who reads lets others go first, among whom the one that is to help may be. No more: on
 // a crowded machine there are many.
 constexpr int kTurnsForHelp = 2;
+// Those who read begin at the two ends, with pieces that are worth their system call, and meet in
+// the middle, where small ones let them end at the same time. The first ones are small, too, since
+// after each of them who is to help may have its turn.
+constexpr size_t kLeastPiece = 128 << 10, kMostPiece = 4 << 20;
+constexpr size_t kPiecesToTheMiddle = 4;
+// Of a whole of `bytes`, the one that begins `at` so many of them.
+size_t piece_bytes(size_t at, size_t bytes) {
+  if (at < kTurnsForHelp * kLeastPiece) return kLeastPiece;
+  const size_t middle = bytes / 2;
+  const size_t to_middle = at < middle ? middle - at : at - middle;
+  const size_t piece = to_middle / kPiecesToTheMiddle / kLeastPiece * kLeastPiece;
+  return std::clamp(piece, kLeastPiece, kMostPiece);
+}
+
+// Reading so much takes several times as long as waking a thread.
+constexpr size_t kLargeBytes = 2 << 20;
 // For the pieces that others still read: what one takes, and some.
 constexpr std::chrono::microseconds kPatience{200};
 
@@ -32,14 +45,22 @@ Pull::Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patienc
       frame_(std::move(frame)),
       patience_(std::min(patience, kPatience)),
       on_end_(std::move(on_end)) {
+  const auto is_read = [this](size_t i) {
+    return frame_.offered[i] != 0 && !frame_.is_handed_over(i);
+  };
   for (size_t i = 0; i < frame_.segments.size(); ++i) {
-    if (frame_.offered[i] == 0 || frame_.is_handed_over(i)) continue;
+    if (is_read(i)) bytes_ += frame_.segments[i].size();
+  }
+  size_t before = 0;
+  for (size_t i = 0; i < frame_.segments.size(); ++i) {
+    if (!is_read(i)) continue;
     const Buffer& segment = frame_.segments[i];
-    bytes_ += segment.size();
-    for (size_t at = 0; at < segment.size(); at += kPieceBytes) {
-      pieces_.push_back({frame_.offered[i] + at, segment.data() + at,
-                         std::min(kPieceBytes, segment.size() - at)});
+    for (size_t at = 0; at < segment.size();) {
+      const size_t bytes = std::min(piece_bytes(before + at, bytes_), segment.size() - at);
+      pieces_.push_back({frame_.offered[i] + at, segment.data() + at, bytes});
+      at += bytes;
     }
+    before += segment.size();
   }
   left_ = pieces_.size() + 1;
 }

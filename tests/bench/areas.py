@@ -36,6 +36,7 @@ THRESHOLDS = {  # by their names in c10d/backends/cpu/tuning.h
 }
 GROWN = ("16 workers", "64 workers", "10000 references", "1000000 references", "10000 contexts")
 TENSOR_SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
+ECHOED = TENSOR_SIZES[3:]
 GPU_TENSOR_SIZES = (*TENSOR_SIZES, "512 MiB", "1 GiB")
 
 
@@ -134,6 +135,7 @@ AREAS = {
             Case("small call p50 tcp", "us"),
             Case("small call p99 shm", "us"),
             Case("small call after a pause p50 shm", "us"),
+            Case("calls per second 1 thread shm", "calls/s", peers=(PYTORCH, GRPC)),
             Case("calls per second 8 threads shm", "calls/s", peers=(PYTORCH, GRPC)),
             Case("calls per second 128 in flight shm", "calls/s", peers=(PYTORCH, GRPC)),
             *(
@@ -141,7 +143,7 @@ AREAS = {
                 for transport in ("shm", "tcp")
                 for size in TENSOR_SIZES
             ),
-            Case("echo 64 MiB shm", "GB/s", peers=(LIMIT,)),
+            *(Case(f"echo {size} shm", "GB/s", peers=(LIMIT,)) for size in ECHOED),
             Case("ring tensor 64 MiB shm", "GB/s", peers=(LIMIT,)),
             Case("hand over 256 MiB shm", "us", peers=(PYTORCH, GRPC)),
         ),
@@ -150,13 +152,14 @@ AREAS = {
             "small call p50 tcp": {PYTORCH: 4, OURS: 14},
             "small call p99 shm": {"small call p50 shm": 3},
             "small call after a pause p50 shm": {OURS: 60},
+            "calls per second 8 threads shm": {"calls per second 1 thread shm": 0.9},
             "calls per second 128 in flight shm": {PYTORCH: 10, OURS: 400_000},
             "tensor 1 MiB shm": {OURS: 10},
             "tensor 16 MiB shm": {LIMIT: 0.9},
             "tensor 64 MiB shm": {PYTORCH: 1.5, LIMIT: 0.9},
             "tensor 256 MiB shm": {LIMIT: 0.9},
             "tensor 64 MiB tcp": {PYTORCH: 1.5, OURS: 3.5},
-            "echo 64 MiB shm": {"tensor 64 MiB shm": 0.9},
+            **{f"echo {size} shm": {f"tensor {size} shm": 0.9} for size in ECHOED},
             "ring tensor 64 MiB shm": {OURS: 7},
             "hand over 256 MiB shm": {OURS: 100},
         },

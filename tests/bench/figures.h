@@ -53,7 +53,8 @@ std::vector<double> times_after_pauses(size_t times, const Work& work) {
 
 // How often all of so many threads together do `work()` in a second, each so many times.
 template <class Work>
-double rate_of_threads(int threads, size_t times, const Work& work) {
+double rate_of_threads(int threads, size_t calls, const Work& work) {
+  const size_t times = calls / static_cast<size_t>(threads);
   const Stopwatch stopwatch;
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) {
@@ -81,7 +82,7 @@ inline void report(const std::string& name, double value, const char* unit) {
   std::fflush(stdout);
 }
 
-inline constexpr size_t kCallsAfterPauses = 200, kCallsOfThread = 2'000, kHandOvers = 200;
+inline constexpr size_t kCallsAfterPauses = 200, kCallsOfThreads = 16'000, kHandOvers = 200;
 inline constexpr int kThreads = 8;
 
 struct TensorSize {
@@ -96,8 +97,10 @@ inline constexpr std::array<TensorSize, 6> kTensorSizes{{{"4 KiB", 4UL << 10, 20
                                                          {"64 MiB", 64UL << 20, 40},
                                                          {"256 MiB", 256UL << 20, 8}}};
 
-// The size of the tensor that is sent there and back.
-inline constexpr TensorSize kEcho{"64 MiB", 64UL << 20, 40};
+// Of the tensors that are sent there and back, too.
+inline bool is_echoed(const TensorSize& size) { return size.bytes >= 16UL << 20; }
+// Of the one that goes through a ring.
+inline constexpr TensorSize kThroughRing = kTensorSizes[4];
 
 // "tensor 4 KiB shm" in gigabytes (10^9 bytes) per second, from the median time of a call.
 inline void report_tensor(const TensorSize& size, const std::string& transport,
@@ -115,9 +118,10 @@ inline void report_hand_over(const std::string& transport,
 }
 
 // "echo 64 MiB shm": the bytes of both ways.
-inline void report_echo(const std::string& transport, const std::vector<double>& microseconds) {
-  report("echo " + std::string(kEcho.name) + " " + transport,
-         2 * static_cast<double>(kEcho.bytes) / median(microseconds) / 1e3, "GB/s");
+inline void report_echo(const TensorSize& size, const std::string& transport,
+                        const std::vector<double>& microseconds) {
+  report("echo " + std::string(size.name) + " " + transport,
+         2 * static_cast<double>(size.bytes) / median(microseconds) / 1e3, "GB/s");
 }
 
 }  // namespace bench

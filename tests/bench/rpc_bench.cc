@@ -46,6 +46,7 @@ class Cases {
   void run_many_calls() const;
   void run_tensors() const;
   void run_tensor(const std::string& what, const bench::TensorSize& size) const;
+  void run_echo(const bench::TensorSize& size) const;
   void run_hand_over() const;
 
   const std::string transport_, only_;
@@ -71,8 +72,11 @@ void Cases::run_small_calls() const {
 }
 
 void Cases::run_many_calls() const {
-  report("calls per second 8 threads", "calls/s",
-         [] { return bench::rate_of_threads(bench::kThreads, bench::kCallsOfThread, add_ones); });
+  const auto rate_of = [](int threads) {
+    return bench::rate_of_threads(threads, bench::kCallsOfThreads, add_ones);
+  };
+  report("calls per second 1 thread", "calls/s", [&] { return rate_of(1); });
+  report("calls per second 8 threads", "calls/s", [&] { return rate_of(bench::kThreads); });
   report("calls per second 128 in flight", "calls/s", [] {
     const at::Tensor one = at::ones({1});
     std::deque<farspan::Future<at::Tensor>> in_flight;
@@ -113,7 +117,15 @@ void Cases::run_hand_over() const {
   bench::report_hand_over(transport_, bench::times_of(bench::kHandOvers, give));
 }
 
-void Cases::run_without_attach() const { run_tensor("ring tensor ", bench::kEcho); }
+void Cases::run_echo(const bench::TensorSize& size) const {
+  if (!wants_of_size("echo ", size)) return;
+  const at::Tensor tensor = at::ones({static_cast<int64_t>(size.bytes)}, at::kByte);
+  const auto echo = [&] { farspan::rpc_sync("server", same, tensor); };
+  bench::times_of(3, echo);
+  bench::report_echo(size, transport_, bench::times_of(size.calls, echo));
+}
+
+void Cases::run_without_attach() const { run_tensor("ring tensor ", bench::kThroughRing); }
 
 void Cases::run() const {
   run_small_calls();
@@ -121,11 +133,9 @@ void Cases::run() const {
   run_tensors();
   if (transport_ == "tcp") return;
   run_hand_over();
-  if (!wants_of_size("echo ", bench::kEcho)) return;
-  const at::Tensor tensor = at::ones({static_cast<int64_t>(bench::kEcho.bytes)}, at::kByte);
-  const auto echo = [&] { farspan::rpc_sync("server", same, tensor); };
-  bench::times_of(3, echo);
-  bench::report_echo(transport_, bench::times_of(bench::kEcho.calls, echo));
+  for (const bench::TensorSize& size : bench::kTensorSizes) {
+    if (bench::is_echoed(size)) run_echo(size);
+  }
 }
 
 }  // namespace

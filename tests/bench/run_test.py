@@ -20,9 +20,9 @@ import unittest.mock
 
 RUN = pathlib.Path(__file__).with_name("run")
 SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
-SHM_CASES = ("small call p99 shm", "small call after a pause p50 shm", "calls per second 8 threads shm",
-             "calls per second 128 in flight shm", "echo 64 MiB shm", "ring tensor 64 MiB shm",
-             "hand over 256 MiB shm")
+SHM_CASES = ("small call p99 shm", "small call after a pause p50 shm", "calls per second 1 thread shm",
+             "calls per second 8 threads shm", "calls per second 128 in flight shm",
+             *(f"echo {size} shm" for size in SIZES[3:]), "ring tensor 64 MiB shm", "hand over 256 MiB shm")
 CASES = {
     transport: [
         f"small call p50 {transport}",
@@ -150,9 +150,8 @@ class RunTest(unittest.TestCase):
             self.assertEqual(row["area"], "rpc")
         wanted = {(case, peer) for cases in CASES.values() for case in cases
                   for peer in ("pytorch", "grpc", "limit")}
-        wanted -= {("calls per second 128 in flight shm", "limit"),  # has none
-                   ("calls per second 8 threads shm", "limit"), ("hand over 256 MiB shm", "limit"),
-                   *((f"{case} 64 MiB shm", peer) for case in ("echo", "ring tensor")
+        wanted -= {*((case, "limit") for case in SHM_CASES if case.startswith(("calls", "hand"))),
+                   *((case, peer) for case in SHM_CASES if case.startswith(("echo", "ring"))
                      for peer in ("pytorch", "grpc"))}
         self.assertEqual({(row["case"], row["peer"]) for row in rows}, wanted)
 

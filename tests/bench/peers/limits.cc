@@ -253,7 +253,8 @@ void report_limits(const std::string& transport) {
   if (one_host) {
     const auto asleep = exchange("unix", kSmall, kCallsAfterPauses, Waiting::kSleeping, true);
     report("small call after a pause p50 shm", median(asleep), "us");
-    report_tensor(kEcho, transport, copy_through_ring(kEcho.bytes, kEcho.calls), "ring tensor ");
+    report_tensor(kThroughRing, transport,
+                  copy_through_ring(kThroughRing.bytes, kThroughRing.calls), "ring tensor ");
   }
 
   for (const TensorSize& size : kTensorSizes) {
@@ -276,9 +277,9 @@ void report_limits(const std::string& transport) {
     const auto best = std::min_element(ways.begin(), ways.end(),
                                        [](auto& a, auto& b) { return median(a) < median(b); });
     report_tensor(size, transport, *best);
-    if (one_host && size.bytes == kEcho.bytes) {
+    if (one_host && is_echoed(size)) {
       for (double& time : *best) time *= 2;
-      report_echo(transport, *best);
+      report_echo(size, transport, *best);
     }
   }
 }
