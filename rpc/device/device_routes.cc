@@ -15,7 +15,7 @@
 #include <farspan/c10d/values/message.h>
 #include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/device_room.h>
-#include <farspan/rpc/device/probe.capnp.h>
+#include <farspan/rpc/device/device_routes.capnp.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
@@ -160,6 +160,18 @@ void DeviceRoutes::try_once(const Key& key, Trial& trial, Deadline deadline) {
   if (is_news) tell(peer, here, there, verdict->why_not_direct);
   trial.end();
   if (failure) std::rethrow_exception(failure);
+}
+
+void DeviceRoutes::note_not_opened(int peer, int here, int there, const std::string& why) {
+  bool is_news = false;
+  {
+    MutexLock lock(mutex_);
+    Found& found = found_[{peer, here, there}];
+    is_news = found.why_not_direct != why;
+    found.why_not_direct = why;
+    found.known_until = Clock::now() + kAgainAfter;
+  }
+  if (is_news) tell(peer, here, there, why);
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {

@@ -34,6 +34,8 @@ class DeviceRoutes {
   bool is_direct(int peer, int here, int there, Deadline deadline);
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
   void refuse_if_required(int peer, int here, int there, const std::string& why) const;
+  // That worker cannot open what lies on `here`, though it could when that was tried.
+  void note_not_opened(int peer, int here, int there, const std::string& why);
   // Answers another worker that asks this one to try.
   void serve(agent::Request request);
 

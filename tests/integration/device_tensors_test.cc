@@ -268,6 +268,57 @@ TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
   w0().rpc_sync(1, let_memory_be_opened, true);
 }
 
+TEST_P(DevicesByName, AreFetchedWhereMemoryCannotBeOpenedAnyMore) {
+  for (const int device : {0, 1}) {
+    const Tensor x = numbers(device).to(simulated(device));
+    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(device)));
+    EXPECT_TRUE(way_of(w0(), device).is_direct);
+  }
+  EXPECT_EQ(w0().rpc_sync(1, way_back), "");
+  const auto exchange = [&](int device) {
+    for (int round = 0; round < 10; ++round) {
+      const Tensor x = numbers(round).to(simulated(device));
+      EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(round)));
+    }
+  };
+  let_memory_be_opened(false);  // results are fetched
+  exchange(0);
+  let_memory_be_opened(true);
+  EXPECT_TRUE(way_of(w0(), 0).is_direct);
+  EXPECT_THAT(w0().rpc_sync(1, way_back), HasSubstr("cannot be opened"));
+  w0().rpc_sync(1, let_memory_be_opened, false);  // arguments are
+  exchange(1);
+  w0().rpc_sync(1, let_memory_be_opened, true);
+  EXPECT_TRUE(way_of(w0(), 0).is_direct);
+  EXPECT_FALSE(way_of(w0(), 1).is_direct);
+  EXPECT_THAT(way_of(w0(), 1).why_not_direct, HasSubstr("cannot be opened"));
+}
+
+TEST_P(DevicesByName, AreNotFetchedWhereTheyMustGoStraight) {
+  use({}, {}, DeviceToDevice::kRequired, DeviceToDevice::kAllowed);
+  const Tensor x = numbers(1).to(simulated(0)), y = numbers(2).to(simulated(0));
+  w0().rpc_sync(1, take, x);
+  w0().rpc_sync(1, let_memory_be_opened, false);
+  const Error error = error_of([&] { w0().rpc_sync(1, take, y); });
+  EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr("cannot go straight to"));
+  w0().rpc_sync(1, let_memory_be_opened, true);
+}
+
+// Whoever fetches waits for the lender's device, for as long as his call may take.
+TEST_P(DevicesByName, AreFetchedWithinTheDeadline) {
+  w0().rpc_sync(1, take, numbers(1).to(simulated(0)));
+  w0().rpc_sync(1, let_memory_be_opened, false);
+  {
+    const Tensor x = numbers(2).to(simulated(0));
+    const StalledStream stalled;
+    const Error error =
+        error_of([&] { w0().rpc_sync(1, CallOptions{.timeout = 300ms}, take, x); });
+    EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+  }
+  w0().rpc_sync(1, let_memory_be_opened, true);
+}
+
 TEST_P(DevicesByName, AreTriedWithoutTheStreamsOfOthers) {
   const Tensor x = numbers(1).to(simulated(0));
   std::optional<StalledStream> stalled(std::in_place);

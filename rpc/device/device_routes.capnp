@@ -1,0 +1,23 @@
+# farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+#
+# How device memory gets to another worker. Append only: add fields with the next number; never
+# renumber, retype or reuse one.
+@0xe6d1b0a1b0b7c2f4;
+
+using Cxx = import "/capnp/c++.capnp";
+using Value = import "/farspan/c10d/values/value.capnp";
+$Cxx.namespace("farspan::schema");
+
+# Kind DEVICE_PROBE: whether a device of the receiver can copy from one of the sender.
+struct DeviceProbe {
+  from @0 :Value.DeviceBytes;          # of one 64-bit number
+  there @1 :Int16;                     # the receiver's device
+  number @2 :UInt64;                   # what is to be found there
+}
+
+# Kind DEVICE_FETCH: what the receiver has lent, through the processor's memory.
+struct DeviceFetch {
+  from @0 :Value.DeviceBytes;
+  there @1 :Int16;                     # the sender's device, which they go to
+  why @2 :Text;                        # it cannot open them
+}
