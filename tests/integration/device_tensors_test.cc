@@ -312,8 +312,7 @@ TEST_P(DevicesByName, AreFetchedWithinTheDeadline) {
   {
     const Tensor x = numbers(2).to(simulated(0));
     const StalledStream stalled;
-    const Error error =
-        error_of([&] { w0().rpc_sync(1, CallOptions{.timeout = 300ms}, take, x); });
+    const Error error = error_of([&] { w0().rpc_sync(1, CallOptions{.timeout = 300ms}, take, x); });
     EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
   }
   w0().rpc_sync(1, let_memory_be_opened, true);
