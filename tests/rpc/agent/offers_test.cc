@@ -193,7 +193,7 @@ struct Ended {
 
 TEST(Pull, ReadsWhatIsOffered) {
   Offers offers;
-  auto sent = frame_of({Buffer::copy_of(pattern(700'001, 1)), Buffer::copy_of(pattern(3)),
+  auto sent = frame_of({Buffer::copy_of(pattern(9'000'001, 1)), Buffer::copy_of(pattern(3)),
                         Buffer::copy_of(pattern(kFrom, 2))});
   offers.make(sent, kFrom);
   Ended ended;
