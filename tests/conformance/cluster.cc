@@ -113,6 +113,7 @@ WorkerOptions worker_options(const std::string& transport, const ClusterOptions&
   all.max_threads = options.max_threads;
   all.max_in_flight_bytes = options.max_in_flight_bytes;
   all.silence_timeout = options.silence_timeout;
+  all.device_to_device = options.device_to_device;
   return all;
 }
 

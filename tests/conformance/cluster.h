@@ -19,6 +19,7 @@ struct ClusterOptions {
   int max_threads = 256;
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;
   Millis silence_timeout{30'000};
+  DeviceToDevice device_to_device = DeviceToDevice::kAllowed;  // w0's
   bool operator==(const ClusterOptions&) const = default;
 };
 

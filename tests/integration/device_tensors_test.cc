@@ -295,7 +295,7 @@ TEST_P(DevicesByName, AreFetchedWhereMemoryCannotBeOpenedAnyMore) {
 }
 
 TEST_P(DevicesByName, AreNotFetchedWhereTheyMustGoStraight) {
-  use({}, {}, DeviceToDevice::kRequired, DeviceToDevice::kAllowed);
+  start_processes(DeviceToDevice::kRequired);
   const Tensor x = numbers(1).to(simulated(0)), y = numbers(2).to(simulated(0));
   w0().rpc_sync(1, take, x);
   w0().rpc_sync(1, let_memory_be_opened, false);

@@ -107,10 +107,10 @@ void DeviceWorkers::use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1, Devi
   }
 }
 
-void DeviceWorkers::start_processes() {
+void DeviceWorkers::start_processes(DeviceToDevice by_w0) {
   processes_.reset();
   EXPECT_EQ(simulated_accelerator().events(), 0u) << "of workers that have ended";
-  processes_ = in_processes("shm").make({.workers = 2});
+  processes_ = in_processes("shm").make({.workers = 2, .device_to_device = by_w0});
   lost_ = false;
 }
 

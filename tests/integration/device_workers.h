@@ -47,7 +47,7 @@ class DeviceWorkers : public ::testing::TestWithParam<Way> {
   Worker& w1() { return (*workers_)[1]; }
   void lose_w1();
   // Both anew, in two processes.
-  void start_processes();
+  void start_processes(DeviceToDevice by_w0 = DeviceToDevice::kAllowed);
 
  private:
   void end_workers();
