@@ -144,15 +144,14 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
       new DeviceRoom(worker, *accelerator, std::move(records), device_to_device));
   worker.set_device_carrier(room);
   const auto serve = [&](wire::Kind kind, void (*answer)(DeviceRoom&, agent::Request)) {
-    worker.messenger().handle(
-        kind, agent::Messenger::Run::kAsTask,
-        [weak = room->weak_from_this(), answer](agent::Request request) {
-          if (const auto self = weak.lock()) answer(*self, std::move(request));
-        });
+    worker.messenger().handle(kind, agent::Messenger::Run::kAsTask,
+                              [weak = room->weak_from_this(), answer](agent::Request request) {
+                                if (const auto self = weak.lock())
+                                  answer(*self, std::move(request));
+                              });
   };
-  serve(wire::Kind::kDeviceProbe, [](DeviceRoom& self, agent::Request request) {
-    self.routes_.serve(std::move(request));
-  });
+  serve(wire::Kind::kDeviceProbe,
+        [](DeviceRoom& self, agent::Request request) { self.routes_.serve(std::move(request)); });
   serve(wire::Kind::kDeviceFetch, serve_fetch);
   worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
     const auto self = weak.lock();

@@ -91,8 +91,8 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
 }
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
-  return room_->copy_to_host(current_stream(dense.device()), dense.const_data_ptr(),
-                             dense.nbytes(), deadline_);
+  return room_->copy_to_host(current_stream(dense.device()), dense.const_data_ptr(), dense.nbytes(),
+                             deadline_);
 }
 
 at::Device MessageDevicesOf::device_here(int place) {
