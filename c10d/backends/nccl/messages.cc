@@ -10,6 +10,9 @@
 
 namespace farspan::dist::nccl {
 
+// So many small messages to itself, for whose receives nobody waits.
+constexpr size_t kMostKept = 1024;
+
 Error other_device_error(int device, int of_group) {
   return Error(Code::kInvalidArgument, "the tensor is on device " + std::to_string(device) +
                                            ", and the group's communicator on device " +
@@ -45,15 +48,18 @@ Future<int> Messages::send(const Message& message, Block data) {
     return make_error_future<int>(error);
   }
   const bool is_to_itself = message.peer == options_.spec.rank;
+  bool is_kept = false;
   {
     MutexLock lock(mutex_);
     exchange->number = ++sent_;
-    if (is_to_itself) own_.emplace(exchange->number, exchange);
+    if (is_to_itself) {
+      own_.emplace(exchange->number, exchange);
+      is_kept = message.on_device->is_own && own_.size() <= kMostKept;
+    }
   }
   Message announcement = message;
   announcement.on_device = nullptr;
   announcement.announced_by = &exchange->number;
-  const bool is_kept = is_to_itself && message.on_device->is_own;
   if (is_kept) announcement.deadline = Deadline::never();
   const Future<int> announced = options_.control->send(announcement, data);
   if (is_kept && !announced.has_error()) {

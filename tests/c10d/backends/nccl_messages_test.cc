@@ -272,6 +272,27 @@ TEST_F(NcclMessages, GoToTheRankItselfToo) {
   EXPECT_EQ(library->begun(), 0U);
 }
 
+TEST_F(NcclMessages, ToItselfAreKeptUpToABound) {
+  constexpr int kMost = 1024;
+  on_each([](Rank& rank) {
+    if (rank.number != 0) return;
+    const Array data = rank.array({rank.number});
+    for (int i = 0; i < kMost; ++i) send(rank, data, 0, {.is_own = true});
+    const Called waits = isend(rank, data.block(), 0, {.is_own = true});
+    EXPECT_FALSE(waits.given.wait_for(5ms));
+    EXPECT_EQ(
+        isend(rank, data.block(), 0, {.tag = 1, .timeout = 20ms, .is_own = true}).error().code(),
+        Code::kTimeout);
+    for (int i = 0; i < kMost; ++i) recv(rank, data, 0);
+    EXPECT_FALSE(waits.given.ready());
+    send(rank, data, 0, {.tag = 2, .is_own = true});
+    recv(rank, data, 0);
+    waits.follow(rank.stream);
+    recv(rank, data, 0, {.tag = 2});
+    data.read();
+  });
+}
+
 TEST_F(NcclMessages, ToItselfWaitForTheStreamsOfBothEnds) {
   for (const bool holds_sender : {true, false}) {
     on_each([holds_sender](Rank& rank) {
