@@ -241,7 +241,7 @@ void Direction::give_to_device(const Job& job, uint64_t number) {
   const SharedEvent done = make_event(devices, options_.device);
   devices->record(done.get(), stream);
   for (const auto& one : {job.exchange, job.from}) {
-    if (!one || one->on_device().is_own) continue;
+    if (!one || one->is_kept) continue;
     one->on_device().hold_up = [devices, done](device::Stream held) {
       devices->wait(held, done.get());
     };

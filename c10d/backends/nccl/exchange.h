@@ -36,6 +36,7 @@ class Exchange final : public farspan::detail::FutureState<int> {
   const TimePoint called = Clock::now();
   const SharedEvent begins;
 
+  bool is_kept = false;   // a send to itself whose end does not wait for its receive
   uint64_t number = 0;    // of the message, among all that its sender sends from devices
   Future<int> announced;  // the other backend's
   std::optional<Error> failure = {};  // why no device has been given it

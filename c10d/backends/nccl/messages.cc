@@ -48,21 +48,20 @@ Future<int> Messages::send(const Message& message, Block data) {
     return make_error_future<int>(error);
   }
   const bool is_to_itself = message.peer == options_.spec.rank;
-  bool is_kept = false;
   {
     MutexLock lock(mutex_);
     exchange->number = ++sent_;
     if (is_to_itself) {
       own_.emplace(exchange->number, exchange);
-      is_kept = message.on_device->is_own && own_.size() <= kMostKept;
+      exchange->is_kept = message.on_device->is_own && own_.size() <= kMostKept;
     }
   }
   Message announcement = message;
   announcement.on_device = nullptr;
   announcement.announced_by = &exchange->number;
-  if (is_kept) announcement.deadline = Deadline::never();
+  if (exchange->is_kept) announcement.deadline = Deadline::never();
   const Future<int> announced = options_.control->send(announcement, data);
-  if (is_kept && !announced.has_error()) {
+  if (exchange->is_kept && !announced.has_error()) {
     message.on_device->hold_up = [](device::Stream) {};
     message.on_device->ended = make_ready_future(int{message.peer});
     exchange->set_value(message.peer);
