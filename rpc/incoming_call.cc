@@ -55,6 +55,7 @@ void IncomingCall::begin() {
 void IncomingCall::begin(schema::Call::Reader call) {
   if (std::exchange(begun_, true)) return;
   CallScope scope(*worker_, request_.from(), MessageWay::kRequest);
+  scope.set_deadline(request_.deadline());
   scope.borrow(std::move(request_.frame().borrowed));
   tensors_ = read_tensors(call.getPayload(), request_.frame().segments, &scope);
   if (Interceptor* interceptor = worker_->interceptor()) {

@@ -32,7 +32,7 @@ Exports::Named Exports::rested_event(int device) {
 std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t bytes, Stream stream,
                                     std::shared_ptr<void> owner) {
   Region region = devices_.region_of(memory);
-  Kept kept{stream.device, {}, std::move(owner), {}, memory, bytes};
+  Kept kept{stream.device, {}, std::move(owner), {}};
   if (!region.can_be_named) {
     kept.staged = staging_.take(region.device, bytes);
     if (!kept.staged.memory) return std::nullopt;
@@ -46,7 +46,7 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
     }
     if (kept.staged.memory) {
       devices_.copy(stream, kept.staged.memory, memory, bytes);
-      memory = kept.memory = kept.staged.memory;
+      memory = kept.staged.memory;
       region = devices_.region_of(memory);
     }
     devices_.record(kept.event.event, stream);
@@ -71,7 +71,7 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
 }
 
 Event Exports::make_local(uint64_t id, Stream stream, std::shared_ptr<void> owner) {
-  Kept kept{stream.device, rested_event(stream.device), std::move(owner), {}, nullptr, 0};
+  Kept kept{stream.device, rested_event(stream.device), std::move(owner), {}};
   const Event event = kept.event.event;
   try {
     devices_.record(event, stream);
@@ -83,16 +83,6 @@ Event Exports::make_local(uint64_t id, Stream stream, std::shared_ptr<void> owne
   MutexLock lock(mutex_);
   kept_.emplace(id, std::move(kept));
   return event;
-}
-
-std::optional<Exports::Place> Exports::find(uint64_t event) const {
-  MutexLock lock(mutex_);
-  for (const auto& [id, kept] : kept_) {
-    if (kept.event.id != event || !kept.memory) continue;
-    return Place{kept.device, kept.memory, kept.bytes, kept.event.event,
-                 kept.staged.memory ? nullptr : kept.owner};
-  }
-  return std::nullopt;
 }
 
 void Exports::rest_locked(const Kept& kept) noexcept {

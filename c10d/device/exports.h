@@ -56,17 +56,6 @@ class Exports {
   //   returns  an event of that place in `stream`, until taken()
   //   throws   Error as Devices
   Event make_local(uint64_t id, Stream stream, std::shared_ptr<void> owner);
-  // Where the bytes of one lie here, for who cannot open them there.
-  struct Place {
-    int device = 0;
-    const void* memory = nullptr;
-    size_t bytes = 0;
-    Event written = nullptr;
-    std::shared_ptr<void> owner;  // none, of staged bytes
-  };
-  //   event    Export::event
-  //   returns  nothing, if it has been taken
-  std::optional<Place> find(uint64_t event) const;
   // All of them have been copied, or never will be. Unknown ids have no effect.
   void taken(uint64_t id) noexcept;
   // The peer is gone: nothing will be taken any more. Events that it may still wait for end.
@@ -87,8 +76,6 @@ class Exports {
     Named event;
     std::shared_ptr<void> owner;
     Staging::Block staged;
-    const void* memory = nullptr;
-    size_t bytes = 0;
   };
   Named rested_event(int device);
   Named event_of_block(std::byte* memory);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 #include <utility>
@@ -29,19 +31,37 @@ size_t bytes_of(size_t size_class) noexcept {
   return (size_t{1} << power) + quarter * (size_t{1} << (power - 2));
 }
 
+// Small blocks come from malloc, which may keep what it is given back; large ones straight from the
+// system.
 class Heap final : public BlockMemory {
  public:
   void* make(size_t bytes) override {
-    const size_t alignment = bytes >= 2 * kHugePage   ? kHugePage
-                             : bytes >= kHugePage / 2 ? 4096
-                                                      : 64;
-    void* block = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (bytes >= kLarge) return map(bytes);
+    void* const block =
+        std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (!block) throw std::bad_alloc();
-    if (alignment == kHugePage)
-      madvise(block, bytes, MADV_HUGEPAGE);  // a wish; its first touch is dear
     return block;
   }
-  void free(void* block, size_t) noexcept override { std::free(block); }
+  void free(void* block, size_t bytes) noexcept override {
+    bytes >= kLarge ? static_cast<void>(munmap(block, bytes)) : std::free(block);
+  }
+
+ private:
+  static constexpr size_t kLarge = kHugePage / 2, kAlignment = 64;
+
+  static void* map(size_t bytes) {
+    const size_t more = bytes >= 2 * kHugePage ? kHugePage : 0;
+    void* const all =
+        mmap(nullptr, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) throw std::bad_alloc();
+    if (more == 0) return all;
+    auto* const begin = static_cast<std::byte*>(all);
+    const size_t before = -reinterpret_cast<uintptr_t>(begin) % kHugePage;
+    if (before > 0) munmap(begin, before);
+    munmap(begin + before + bytes, more - before);
+    madvise(begin + before, bytes, MADV_HUGEPAGE);  // a wish; its first touch is dear
+    return begin + before;
+  }
 };
 
 }  // namespace

@@ -63,7 +63,8 @@ class Reactor {
   // The same, for a thread that is busy itself: wakes another one if there is one that sleeps.
   void run_elsewhere(std::unique_ptr<Task> task);
 
-  // Before the calling thread writes what it will wait() for: the answer then wakes nobody else.
+  // Before the calling thread writes what it will wait() for: the answer then wakes nobody else,
+  // unless it comes at once after a pause.
   void expect_answer(Source& source) noexcept;
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none.
   //   returns  false when the deadline passed first

@@ -202,7 +202,9 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
                      (slot.open() ? sleep_wait(future, start, deadline, hint, role, slot)
                                   : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
-  hint->answers().learn(ready ? Clock::now() - start : Clock::duration::max());
+  const TimePoint now = Clock::now();
+  hint->last_wait_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  hint->answers().learn(ready ? now - start : Clock::duration::max());
   role.release();
   stop_waiting_for(*hint);
   return ready;

@@ -125,13 +125,14 @@ class Source : public std::enable_shared_from_this<Source> {
   static constexpr uint32_t kHeld = 1;
   static constexpr uint32_t kFired = 2;  // an event came while the role was held
   std::atomic<uint32_t> turn_{0};
-  uint64_t key_ = 0;                    // set by Reactor::add
-  std::atomic<bool> armed_{false};      // written by the holder of the role
-  std::atomic<bool> was_idle_{false};   // before the call whose answer is expected
-  std::atomic<uint32_t> uses_{0};       // releases on a lease
-  uint32_t uses_seen_ = 0;              // by the reactor, when it last looked
-  std::atomic<bool> leased_{false};     // the reactor will look after it
-  std::atomic<uint32_t> no_leases_{0};  // releases that must arm, after a lease did harm
+  uint64_t key_ = 0;                      // set by Reactor::add
+  std::atomic<bool> armed_{false};        // written by the holder of the role
+  std::atomic<bool> was_idle_{false};     // before the call whose answer is expected
+  std::atomic<Clock::rep> last_wait_{0};  // when one has ended
+  std::atomic<uint32_t> uses_{0};         // releases on a lease
+  uint32_t uses_seen_ = 0;                // by the reactor, when it last looked
+  std::atomic<bool> leased_{false};       // the reactor will look after it
+  std::atomic<uint32_t> no_leases_{0};    // releases that must arm, after a lease did harm
   std::atomic<int> follower_count_{0};
   Mutex followers_mutex_;
   std::vector<Follower*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);

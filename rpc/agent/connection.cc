@@ -117,6 +117,10 @@ void Connection::open(Greeting::Outcome greeted, std::vector<std::string> refuse
 
 void Connection::deliver_all(std::vector<wire::InFrame> frames) {
   deliveries_.fetch_add(1);
+  deliver_counted(std::move(frames));
+}
+
+void Connection::deliver_counted(std::vector<wire::InFrame> frames) {
   delivery(std::move(frames)).run();
 }
 

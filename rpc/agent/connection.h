@@ -167,6 +167,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);
   auto delivery(std::vector<wire::InFrame> frames);
   void deliver_all(std::vector<wire::InFrame> frames);
+  void deliver_counted(std::vector<wire::InFrame> frames);
   void deliver(wire::InFrame&& frame);
   void hand_on(wire::InFrame&& frame);
   void count_received(const wire::FrameHeader& request) noexcept;

@@ -169,19 +169,21 @@ void Connection::map_blocks(wire::InFrame& frame) {
 
 void Connection::on_pulled(wire::InFrame frame, int error) {
   const uint64_t id = frame.offer.id;
-  if (error == 0) {
-    for (size_t i = 0; i < frame.segments.size(); ++i) {
-      if (frame.offered[i] == 0 || frame.is_handed_over(i)) continue;
-      read_bytes_.fetch_add(frame.segments[i].size());
-    }
-    send_about_offer(wire::Kind::kTaken, id, 0);
-    be_whole(frame);
-    hand_on(std::move(frame));
-  } else {
+  if (error != 0) {
     asked_.keep(std::move(frame));
     send_about_offer(wire::Kind::kAsk, id, error == kNotTried ? 0 : static_cast<uint64_t>(error));
+    if (ends_last()) close_ended();
+    return;
   }
-  if (ends_last()) close_ended();
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (frame.offered[i] == 0 || frame.is_handed_over(i)) continue;
+    read_bytes_.fetch_add(frame.segments[i].size());
+  }
+  send_about_offer(wire::Kind::kTaken, id, 0);
+  be_whole(frame);
+  std::vector<wire::InFrame> whole;
+  whole.push_back(std::move(frame));
+  deliver_counted(std::move(whole));
 }
 
 void Connection::on_offer(wire::InFrame&& frame) {
@@ -260,6 +262,7 @@ void Connection::on_bytes(wire::InFrame&& bytes) {
 // Nothing tells it from a frame that came at once.
 void Connection::be_whole(wire::InFrame& frame) noexcept {
   frame.offer = {};
+  frame.lease = 0;  // it has what is borrowed
   frame.handed_over.clear();
   frame.header.flags &= static_cast<uint16_t>(~(wire::kOffered | wire::kHandsOver));
 }

@@ -16,16 +16,19 @@
 namespace farspan::agent {
 namespace {
 
+// Reading so much takes several times as long as waking a thread.
+constexpr size_t kLargeBytes = 2 << 20;
 // How often who reads lets others go first, among whom the one that is to help may be. No more: on
 // a crowded machine there are many.
 constexpr int kTurnsForHelp = 2;
 // Those who read begin at the two ends, with pieces that are worth their system call, and meet in
 // the middle, where small ones let them end at the same time. The first ones are small, too, since
 // after each of them who is to help may have its turn.
-constexpr size_t kLeastPiece = 128 << 10, kMostPiece = 4 << 20;
+constexpr size_t kLeastPiece = 128 << 10, kMostPiece = 1 << 20;
 constexpr size_t kPiecesToTheMiddle = 4;
 // Of a whole of `bytes`, the one that begins `at` so many of them.
 size_t piece_bytes(size_t at, size_t bytes) {
+  if (bytes < kLargeBytes) return bytes;  // nobody helps
   if (at < kTurnsForHelp * kLeastPiece) return kLeastPiece;
   const size_t middle = bytes / 2;
   const size_t to_middle = at < middle ? middle - at : at - middle;
@@ -33,8 +36,6 @@ size_t piece_bytes(size_t at, size_t bytes) {
   return std::clamp(piece, kLeastPiece, kMostPiece);
 }
 
-// Reading so much takes several times as long as waking a thread.
-constexpr size_t kLargeBytes = 2 << 20;
 // For the pieces that others still read: what one takes, and some.
 constexpr std::chrono::microseconds kPatience{200};
 

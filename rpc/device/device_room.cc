@@ -10,7 +10,6 @@
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/host.h>
 #include <farspan/c10d/streams/streams.h>
-#include <farspan/rpc/device/device_fetch.h>
 #include <farspan/rpc/device/message_devices.h>
 #include <farspan/rpc/device/streams.h>
 
@@ -143,16 +142,19 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
   const std::shared_ptr<DeviceRoom> room(
       new DeviceRoom(worker, *accelerator, std::move(records), device_to_device));
   worker.set_device_carrier(room);
-  const auto serve = [&](wire::Kind kind, void (*answer)(DeviceRoom&, agent::Request)) {
-    worker.messenger().handle(kind, agent::Messenger::Run::kAsTask,
-                              [weak = room->weak_from_this(), answer](agent::Request request) {
-                                if (const auto self = weak.lock())
-                                  answer(*self, std::move(request));
-                              });
-  };
-  serve(wire::Kind::kDeviceProbe,
-        [](DeviceRoom& self, agent::Request request) { self.routes_.serve(std::move(request)); });
-  serve(wire::Kind::kDeviceFetch, serve_fetch);
+  using Run = agent::Messenger::Run;
+  worker.messenger().handle(wire::Kind::kDeviceProbe, Run::kAsTask,
+                            [weak = room->weak_from_this()](agent::Request request) {
+                              if (const auto self = weak.lock()) {
+                                self->routes_.serve_probe(std::move(request));
+                              }
+                            });
+  worker.messenger().handle(wire::Kind::kDeviceUnopened, Run::kInline,
+                            [weak = room->weak_from_this()](const agent::Request& request) {
+                              if (const auto self = weak.lock()) {
+                                self->routes_.hear_unopened(request);
+                              }
+                            });
   worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
     const auto self = weak.lock();
     if (!self) return;
@@ -245,27 +247,6 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
   if (reach(peer) != Reach::kByHost) return "";
   const DeviceRecord& other = records_[static_cast<size_t>(peer)];
   return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
-}
-
-Buffer DeviceRoom::copy_to_host(device::Stream stream, const void* memory, size_t size,
-                                Deadline deadline) {
-  using End = device::HostCopies::End;
-  const auto too_late = [&] {
-    return Error(Code::kTimeout,
-                 "what " + device_here(stream.device).str() + " is at was not done in time")
-        .operation("copy a tensor to the host")
-        .advice("find out what the device is busy with, or give the call more time");
-  };
-  Buffer bytes = worker_.messenger().allocate(size);
-  const End end = host_copies_.from_device(stream, bytes.data(), memory, size, deadline);
-  if (end == End::kLate) throw too_late();
-  if (end == End::kDone) return bytes;
-  // So that the copy, which the calling thread may have to wait for, is done at once.
-  if (!devices().synchronize(stream, deadline)) throw too_late();
-  devices().copy(stream, bytes.data(), memory, size);
-  if (devices().synchronize(stream, deadline)) return bytes;
-  devices().then(stream, [bytes] {});  // the device may write there still
-  throw too_late();
 }
 
 void DeviceRoom::close_idle_imports() {

@@ -79,9 +79,6 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   uint64_t next_export() noexcept { return last_export_.fetch_add(1) + 1; }
   // Under which imports() knows what a worker exports.
   uint64_t export_key(int peer) const noexcept { return static_cast<uint64_t>(peer); }
-  // Copies what `stream` will have written to memory of the processor, and waits for it.
-  //   throws  Error kTimeout, naming the device; else as Devices
-  Buffer copy_to_host(device::Stream stream, const void* memory, size_t bytes, Deadline deadline);
   // Sees to it that what nobody uses any more is closed in time.
   void close_idle_imports();
 

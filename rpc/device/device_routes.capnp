@@ -15,9 +15,9 @@ struct DeviceProbe {
   number @2 :UInt64;                   # what is to be found there
 }
 
-# Kind DEVICE_FETCH: what the receiver has lent, through the processor's memory.
-struct DeviceFetch {
-  from @0 :Value.DeviceBytes;
-  there @1 :Int16;                     # the sender's device, which they go to
-  why @2 :Text;                        # it cannot open them
+# Kind DEVICE_UNOPENED: what the receiver has lent could not be opened.
+struct DeviceUnopened {
+  here @0 :Int16;                      # the device that it is on, the receiver's
+  there @1 :Int16;                     # the sender's, which it was for
+  why @2 :Text;
 }

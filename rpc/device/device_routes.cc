@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cctype>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kAnswerWithin{10}, kAgainAfter{10};
+constexpr size_t kMostSaid = 200;  // characters of another worker's reason
 
 std::string text_of(int device) { return device::Place{device}.text(); }
 
@@ -86,8 +88,12 @@ class Spot {
 class Answer final : public agent::ReplyHandler {
  public:
   void on_reply(wire::InFrame&& reply) noexcept override {
-    reply.failed() ? promise_.set_value(wire::decode_error(reply.meta.span()))
-                   : promise_.set_value(std::nullopt);
+    try {
+      reply.failed() ? promise_.set_value(wire::decode_error(reply.meta.span()))
+                     : promise_.set_value(std::nullopt);
+    } catch (const Error& malformed) {
+      promise_.set_error(malformed);
+    }
   }
   void on_error(const Error& why) noexcept override { promise_.set_error(why); }
   // The other worker's objection; fails when it has not answered.
@@ -162,16 +168,42 @@ void DeviceRoutes::try_once(const Key& key, Trial& trial, Deadline deadline) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void DeviceRoutes::note_not_opened(int peer, int here, int there, const std::string& why) {
-  bool is_news = false;
+void DeviceRoutes::tell_unopened(int peer, int there, int here, const std::string& why) {
+  MetaBuilder builder;
+  auto out = builder.init_root<schema::DeviceUnopened>();
+  out.setHere(static_cast<int16_t>(there));
+  out.setThere(static_cast<int16_t>(here));
+  out.setWhy(why);
+  wire::OutFrame frame;
+  frame.header.kind = wire::Kind::kDeviceUnopened;
+  frame.meta = builder.finish();
+  room_.worker().messenger().post(peer, frame);
+}
+
+// Of a route that was direct only: nobody can have others remembered, or say anything of them.
+void DeviceRoutes::hear_unopened(const agent::Request& request) {
+  int here = 0, there = 0;
+  std::string why;
+  guard_read([&] {
+    MetaReader reader(request.frame().meta.span());
+    const auto said = reader.root<schema::DeviceUnopened>();
+    here = said.getHere();
+    there = said.getThere();
+    why = std::string(said.getWhy()).substr(0, kMostSaid);
+  });
+  std::ranges::replace_if(
+      why, [](unsigned char c) { return std::iscntrl(c) != 0; }, ' ');
+  why = "what had gone well does not any more: " + why;
   {
     MutexLock lock(mutex_);
-    Found& found = found_[{peer, here, there}];
-    is_news = found.why_not_direct != why;
-    found.why_not_direct = why;
-    found.known_until = Clock::now() + kAgainAfter;
+    const auto found = found_.find({request.from(), here, there});
+    if (found == found_.end() || found->second.known_until == TimePoint()) return;
+    Found& route = found->second;
+    if (!route.why_not_direct.empty()) return;
+    route.why_not_direct = why;
+    route.known_until = Clock::now() + kAgainAfter * (1 << std::min(route.times_unopened++, 6));
   }
-  if (is_news) tell(peer, here, there, why);
+  tell(request.from(), here, there, why);
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {
@@ -234,7 +266,7 @@ DeviceRoutes::Verdict DeviceRoutes::ask(int peer, int here, int there, Deadline 
   }
 }
 
-void DeviceRoutes::serve(agent::Request request) {
+void DeviceRoutes::serve_probe(agent::Request request) {
   try {
     if (device_to_device_ == DeviceToDevice::kForbidden) {
       throw Error(Code::kUnavailable, "it does not allow it");

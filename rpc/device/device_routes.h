@@ -34,10 +34,12 @@ class DeviceRoutes {
   bool is_direct(int peer, int here, int there, Deadline deadline);
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
   void refuse_if_required(int peer, int here, int there, const std::string& why) const;
-  // That worker cannot open what lies on `here`, though it could when that was tried.
-  void note_not_opened(int peer, int here, int there, const std::string& why);
-  // Answers another worker that asks this one to try.
-  void serve(agent::Request request);
+  // Tells a worker that what it has lent for this one's device `here` cannot be opened, though that
+  // had gone well when it was tried: what it sends next goes another way.
+  void tell_unopened(int peer, int there, int here, const std::string& why);
+  // Serves another worker: tries what it asks for; hears what it could not open.
+  void serve_probe(agent::Request request);
+  void hear_unopened(const agent::Request& request);
 
   void note_come(int peer, uint64_t bytes);
   std::vector<DeviceRoute> known(int peer) const;
@@ -58,6 +60,7 @@ class DeviceRoutes {
   struct Found {
     std::string why_not_direct;
     TimePoint known_until{};                 // the first of all: not known
+    int times_unopened = 0;                  // after it had gone well
     std::shared_ptr<Trial> trial = nullptr;  // under way
   };
   using Key = std::tuple<int, int, int>;  // peer, here, there

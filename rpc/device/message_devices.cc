@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <farspan/rpc/device/device_bytes.h>
-#include <farspan/rpc/device/device_fetch.h>
 #include <farspan/rpc/device/local_exports.h>
 #include <farspan/rpc/device/streams.h>
 #include <farspan/rpc/worker.h>
@@ -91,8 +90,25 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
 }
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
-  return room_->copy_to_host(current_stream(dense.device()), dense.const_data_ptr(), dense.nbytes(),
-                             deadline_);
+  using End = device::HostCopies::End;
+  const device::Stream stream = current_stream(dense.device());
+  const auto too_late = [&] {
+    return Error(Code::kTimeout, "what " + dense.device().str() + " is at was not done in time")
+        .operation("copy a tensor to the host")
+        .advice("find out what the device is busy with, or give the call more time");
+  };
+  Buffer bytes = room_->worker().messenger().allocate(dense.nbytes());
+  const End end = room_->host_copies().from_device(stream, bytes.data(), dense.const_data_ptr(),
+                                                   bytes.size(), deadline_);
+  if (end == End::kLate) throw too_late();
+  if (end == End::kDone) return bytes;
+  device::Devices& devices = room_->devices();
+  // So that the copy, which the calling thread may have to wait for, is done at once.
+  if (!devices.synchronize(stream, deadline_)) throw too_late();
+  devices.copy(stream, bytes.data(), dense.const_data_ptr(), bytes.size());
+  if (devices.synchronize(stream, deadline_)) return bytes;
+  devices.then(stream, [bytes] {});  // the device may write there still
+  throw too_late();
 }
 
 at::Device MessageDevicesOf::device_here(int place) {
@@ -110,10 +126,11 @@ void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Read
     try {
       room_->imports().copy(room_->export_key(peer_), lent, dense.mutable_data_ptr(), stream);
     } catch (const Error& error) {
-      if (error.code() == Code::kCorrupt) throw;
-      const Buffer bytes =
-          fetch(*room_, peer_, lent, dense.get_device(), error.message(), deadline_);
-      return copy_from_host(dense, bytes);
+      room_->close_idle_imports();  // a part may have been opened
+      if (error.code() != Code::kCorrupt) {
+        room_->routes().tell_unopened(peer_, lent.device, stream.device, error.message());
+      }
+      throw;
     }
     room_->close_idle_imports();
   } else {

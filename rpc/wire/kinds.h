@@ -28,7 +28,7 @@ enum class Kind : uint8_t {
   kBuiltinCall = 0x11,
   kShutdown = 0x12,
   kDeviceProbe = 0x13,
-  kDeviceFetch = 0x14,
+  kDeviceUnopened = 0x14,
   // 0x20 to 0x3f: remote references.
   kRemoteCall = 0x20,
   kRRefCall = 0x21,
@@ -76,8 +76,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "shutdown";
     case Kind::kDeviceProbe:
       return "device probe";
-    case Kind::kDeviceFetch:
-      return "device fetch";
+    case Kind::kDeviceUnopened:
+      return "device unopened";
     case Kind::kRemoteCall:
       return "remote call";
     case Kind::kRRefCall:

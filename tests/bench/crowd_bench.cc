@@ -40,7 +40,17 @@ farspan::Future<void> meet(int64_t trainers) {
   for (const auto& each : all) each.set_value();
   return mine.future();
 }
-FARSPAN_REGISTER(fetch, apply, next, meet);
+int64_t polled_ns() { return farspan::current_worker().counters().polling.count(); }
+FARSPAN_REGISTER(fetch, apply, next, meet, polled_ns);
+
+// By all workers, so far.
+double polled_seconds(int trainers) {
+  double seconds = 0;
+  for (int rank = 0; rank <= trainers; ++rank) {
+    seconds += 1e-9 * static_cast<double>(farspan::rpc_sync(rank, polled_ns));
+  }
+  return seconds;
+}
 
 // Fetches 256 KiB, computes for a while, sends as much.
 void train() {
@@ -66,11 +76,15 @@ double rate(int trainers, int times, void (*work)()) {
 }
 
 void measure(int rank, int trainers) {
+  const bench::Stopwatch stopwatch;
   const double steps = rate(trainers, kSteps, train), calls = rate(trainers, kCalls, call_often);
   if (rank != 1) return;
+  const double seconds = stopwatch.microseconds() / 1e6;
+  const double polled = polled_seconds(trainers) / seconds;
   const std::string named = std::string(", ").append(std::to_string(trainers)).append(" trainers");
   bench::report(std::string("steps per second").append(named), steps, "steps/s");
   bench::report(std::string("calls per second").append(named), calls, "calls/s");
+  bench::report(std::string("polled in a second").append(named), polled, "s");
 }
 
 }  // namespace

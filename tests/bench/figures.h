@@ -51,7 +51,7 @@ std::vector<double> times_after_pauses(size_t times, const Work& work) {
   return taken;
 }
 
-// How often all of so many threads together do `work()` in a second, each so many times.
+// How often so many threads together do `work()` in a second, which all do `calls` times in all.
 template <class Work>
 double rate_of_threads(int threads, size_t calls, const Work& work) {
   const size_t times = calls / static_cast<size_t>(threads);

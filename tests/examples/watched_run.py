@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import tempfile
+import termios
 import threading
 import time
 import uuid
@@ -38,6 +39,14 @@ def unix_names():
     return {fields[6]: fields[7] for fields in lines if len(fields) > 7}
 
 
+def keep_what_was_written(terminal):
+    """Else a Ctrl-C drops what has not been read: also what is said because of it, when that is said
+    before the system, which tells the program first, has come to dropping."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[3] |= termios.NOFLSH
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
 class WatchedRun:
     """Starts a program in a session, a folder, and with temporary files of its own.
 
@@ -57,6 +66,7 @@ class WatchedRun:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if terminal:
             self.terminal, inside = pty.openpty()
+            keep_what_was_written(inside)
             streams = dict.fromkeys(streams, inside)
         self.process = subprocess.Popen(
             [os.path.abspath(command[0]), *command[1:]], cwd=self.folder.name, env=environment, start_new_session=True, **streams,
@@ -70,7 +80,6 @@ class WatchedRun:
         default_signals()
         if terminal:
             import fcntl
-            import termios
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     def pids(self):

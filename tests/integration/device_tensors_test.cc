@@ -268,54 +268,61 @@ TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
   w0().rpc_sync(1, let_memory_be_opened, true);
 }
 
-TEST_P(DevicesByName, AreFetchedWhereMemoryCannotBeOpenedAnyMore) {
-  for (const int device : {0, 1}) {
-    const Tensor x = numbers(device).to(simulated(device));
-    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(device)));
-    EXPECT_TRUE(way_of(w0(), device).is_direct);
+// From now on, for a block, a worker cannot open what others lend it.
+class Unopened {
+ public:
+  explicit Unopened(Worker& w0, int rank) : w0_(w0), rank_(rank) { let(false); }
+  ~Unopened() { EXPECT_NO_THROW(let(true)); }
+  Unopened(const Unopened&) = delete;
+  Unopened& operator=(const Unopened&) = delete;
+
+ private:
+  void let(bool may) {
+    if (rank_ == 0) return let_memory_be_opened(may);
+    w0_.rpc_sync(rank_, let_memory_be_opened, may);
   }
-  EXPECT_EQ(w0().rpc_sync(1, way_back), "");
-  const auto exchange = [&](int device) {
-    for (int round = 0; round < 10; ++round) {
-      const Tensor x = numbers(round).to(simulated(device));
-      EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(round)));
-    }
+  Worker& w0_;
+  const int rank_;
+};
+
+TEST_P(DevicesByName, GoAnotherWayOnceMemoryCannotBeOpenedAnyMore) {
+  const auto exchange = [&](int device, int64_t seed) {
+    const Tensor x = numbers(seed).to(simulated(device));
+    return is(w0().rpc_sync(1, copied, x), numbers(seed));
   };
-  let_memory_be_opened(false);  // results are fetched
-  exchange(0);
-  let_memory_be_opened(true);
+  const auto fails_once = [&](int device) {
+    const Error error = error_of([&] { exchange(device, 3); });
+    EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("cannot be opened"));
+    for (int round = 0; round < 10; ++round) EXPECT_TRUE(exchange(device, round));
+  };
+  const auto said = HasSubstr("what had gone well does not any more: memory of other processes");
+  for (const int device : {0, 1}) EXPECT_TRUE(exchange(device, device));
+  EXPECT_EQ(w0().rpc_sync(1, way_back), "");
+  {
+    const Unopened results(w0(), 0);
+    fails_once(0);
+  }
+  EXPECT_THAT(w0().rpc_sync(1, way_back), said);
+  EXPECT_TRUE(way_of(w0(), 0).is_direct) << "that way it can be";
+  {
+    const Unopened arguments(w0(), 1);
+    fails_once(1);
+  }
   EXPECT_TRUE(way_of(w0(), 0).is_direct);
-  EXPECT_THAT(w0().rpc_sync(1, way_back), HasSubstr("cannot be opened"));
-  w0().rpc_sync(1, let_memory_be_opened, false);  // arguments are
-  exchange(1);
-  w0().rpc_sync(1, let_memory_be_opened, true);
-  EXPECT_TRUE(way_of(w0(), 0).is_direct);
-  EXPECT_FALSE(way_of(w0(), 1).is_direct);
-  EXPECT_THAT(way_of(w0(), 1).why_not_direct, HasSubstr("cannot be opened"));
+  EXPECT_THAT(way_of(w0(), 1).why_not_direct, said);
 }
 
-TEST_P(DevicesByName, AreNotFetchedWhereTheyMustGoStraight) {
+TEST_P(DevicesByName, AreErrorsOnceMemoryCannotBeOpenedWhereTheyMustGoStraight) {
   start_processes(DeviceToDevice::kRequired);
   const Tensor x = numbers(1).to(simulated(0)), y = numbers(2).to(simulated(0));
   w0().rpc_sync(1, take, x);
-  w0().rpc_sync(1, let_memory_be_opened, false);
-  const Error error = error_of([&] { w0().rpc_sync(1, take, y); });
-  EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
-  EXPECT_THAT(error.what(), HasSubstr("cannot go straight to"));
-  w0().rpc_sync(1, let_memory_be_opened, true);
-}
-
-// Whoever fetches waits for the lender's device, for as long as his call may take.
-TEST_P(DevicesByName, AreFetchedWithinTheDeadline) {
-  w0().rpc_sync(1, take, numbers(1).to(simulated(0)));
-  w0().rpc_sync(1, let_memory_be_opened, false);
-  {
-    const Tensor x = numbers(2).to(simulated(0));
-    const StalledStream stalled;
-    const Error error = error_of([&] { w0().rpc_sync(1, CallOptions{.timeout = 300ms}, take, x); });
-    EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+  const Unopened arguments(w0(), 1);
+  for (const char* const why : {"cannot be opened", "cannot go straight to"}) {
+    const Error error = error_of([&] { w0().rpc_sync(1, take, y); });
+    EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(why));
   }
-  w0().rpc_sync(1, let_memory_be_opened, true);
 }
 
 TEST_P(DevicesByName, AreTriedWithoutTheStreamsOfOthers) {

@@ -6,12 +6,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <farspan/c10d/base/freed_memory.h>
 
 #include "support/errors.h"
 #include "support/eventually.h"
@@ -43,6 +48,7 @@ bool keep(const Tensor& x, int64_t seed) {
   kept[current_worker().rank()].push_back(x);
   return is_pattern(x, seed);
 }
+bool keep_second(const Tensor&, const Tensor& x, int64_t seed) { return keep(x, seed); }
 void keep_both(const std::vector<Tensor>& x) {
   std::lock_guard lock(kept_mutex);
   for (const Tensor& each : x) kept[current_worker().rank()].push_back(each);
@@ -69,6 +75,7 @@ Future<Tensor> make_later(int64_t seed, int64_t bytes) {
 int64_t sum(const Tensor& x) { return x.sum().item<int64_t>(); }
 void sleep_for(const Tensor&, int64_t ms) { std::this_thread::sleep_for(Millis(ms)); }
 FARSPAN_REGISTER_AS("handed.keep", keep);
+FARSPAN_REGISTER_AS("handed.keep_second", keep_second);
 FARSPAN_REGISTER_AS("handed.keep_both", keep_both);
 FARSPAN_REGISTER_AS("handed.let_go", let_go);
 FARSPAN_REGISTER_AS("handed.make", make);
@@ -266,6 +273,14 @@ TEST_P(ReceivedMemory, CountsForAsLongAsTheTensorLives) {
   EXPECT_TRUE(is_let_go_by(w0()));
 }
 
+TEST_P(ReceivedMemory, IsEachTensorsOwn) {
+  EXPECT_TRUE(w0().rpc_sync("w1", keep_second, make_own(3, 8 * kMiB), make_own(4, 8 * kMiB), 4));
+  EXPECT_TRUE(eventually([&] { return received_by(w1()) <= 10u * kMiB; }));
+  EXPECT_GE(received_by(w1()), 8u * kMiB);
+  w0().rpc_sync("w1", let_go);
+  EXPECT_TRUE(is_let_go_by(w1()));
+}
+
 TEST_P(ReceivedMemory, IsUsedAgainForTheNextTensor) {
   for (int64_t call = 0; call < 20; ++call) {
     EXPECT_TRUE(w0().rpc_sync("w1", keep, make_own(call, 8 * kMiB), call));
@@ -275,13 +290,26 @@ TEST_P(ReceivedMemory, IsUsedAgainForTheNextTensor) {
   }
 }
 
+int64_t resident_bytes() {
+  int64_t size = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// Also where malloc keeps what it is given back.
 TEST(IdleMemory, GoesBackToTheSystemAfterAWhile) {
+  keep_freed_memory();
   Workers workers{WorkersOptions{}};
   const CurrentWorker current(workers[0]);
-  EXPECT_EQ(workers[0].rpc_sync("w1", sum, at::ones({kMiB}, at::kLong)), kMiB);
-  const auto idle = [&] { return workers[1].counters().idle_memory; };
-  EXPECT_TRUE(eventually([&] { return idle() >= uint64_t{8} << 20; }));
+  constexpr int64_t kBytes = 64 * kMiB;
+  const Tensor ones = at::ones({kBytes / 8}, at::kLong);
+  const auto idle = [&] { return static_cast<int64_t>(workers[1].counters().idle_memory); };
+  const int64_t before = resident_bytes();
+  EXPECT_EQ(workers[0].rpc_sync("w1", sum, ones), kBytes / 8);
+  EXPECT_TRUE(eventually([&] { return idle() >= kBytes; }));
+  EXPECT_GE(resident_bytes() - before, kBytes);
   EXPECT_TRUE(eventually([&] { return idle() == 0; }, 60s)) << idle();
+  EXPECT_LT(resident_bytes() - before, kBytes / 2);
 }
 
 TEST(EmptyShared, IsATensorLikeOthers) {

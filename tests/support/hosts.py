@@ -3,7 +3,7 @@
 
 It starts on the one, HERE, and finds in FARSPAN_OTHER_HOST the path of the other's namespace, whose
 address is THERE; only a cable joins them. Ends as the program does; with status 77 and without the
-program where no namespaces can be made. When this script is killed, the program is, too.
+program where no namespaces can be made (1 with FARSPAN_NEED_ALL). When this script is killed, the program is, too.
 """
 
 import ctypes
@@ -80,8 +80,10 @@ def main():
     if sys.argv[1] == "--here":
         return run_here(sys.argv[2:])
     if not can_make_hosts():
-        print("no network namespaces can be made here, or iproute2 is missing")
-        return SKIPPED
+        needed = os.environ.get("FARSPAN_NEED_ALL")
+        print(("FARSPAN_NEED_ALL is set: " if needed else "") +
+              "no network namespaces can be made here, or iproute2 is missing")
+        return 1 if needed else SKIPPED
     return status_of(*NEW_HOST, *between_hosts("--here", *sys.argv[1:]))
 
 

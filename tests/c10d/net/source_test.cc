@@ -181,6 +181,9 @@ TEST(Source, ALeaseEndsWhileAnotherOneIsInUse) {
   const TimePoint end = Clock::now() + milliseconds(1'000);
   while (Clock::now() < end) {
     for (int i = 0; i < 300; ++i) use();
+    const Promise<void> never;
+    EXPECT_FALSE(
+        stopped.reactor.wait(*never.future().state(), Deadline::after(seconds(0)), other.get()));
     stopped.reactor.expect_answer(*other);  // nobody waits for it
     other->post();
     ++sent;
@@ -203,6 +206,43 @@ int64_t sleeps_of_others() {
     }
   }
   return sleeps;
+}
+
+// The end of a lease that nobody has come back to wakes a thread.
+TEST(Source, WhoCallsAfterAPauseLeavesNoLease) {
+  const auto sleeps_in_calls = [](int calls) {
+    std::atomic<Promise<void>*> next{nullptr};
+    auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+      Promise<void>(*next.load()).set_value();  // which ends the wait, and with it *next
+    });
+    Stopped stopped;  // a new one, which has not learned from a lease that did harm
+    stopped.reactor.add(mailbox);
+    std::atomic<int> called = 0;
+    std::thread answering([&] {  // without a sleep of its own
+      for (int i = 1; i <= calls; ++i) {
+        while (called.load() < i) std::this_thread::yield();
+        const TimePoint when = Clock::now() + std::chrono::microseconds(30);
+        while (Clock::now() < when) net::cpu_relax();
+        mailbox->post();
+      }
+    });
+    const int64_t before = sleeps_of_others();
+    for (int i = 0; i < calls; ++i) {
+      std::this_thread::sleep_for(milliseconds(5));
+      Promise<void> answer;
+      next = &answer;
+      stopped.reactor.expect_answer(*mailbox);
+      ++called;
+      EXPECT_TRUE(stopped.reactor.wait(*answer.future().state(), Deadline::after(seconds(10)),
+                                       mailbox.get()));
+    }
+    std::this_thread::sleep_for(milliseconds(5));
+    const int64_t sleeps = sleeps_of_others() - before;
+    answering.join();
+    return sleeps;
+  };
+  // Seldom while other programs compute.
+  EXPECT_TRUE(eventually([&] { return sleeps_in_calls(20) < 10; }));
 }
 
 // Who uses a lease puts its end off before a timer wakes a thread for it, which would take the
