@@ -478,6 +478,40 @@ TEST_P(AgentTest, CallsToAWorkerThatStopsFailAtOnce) {
   EXPECT_TRUE(later.has_error());
 }
 
+// However large the answer was that it goes on from.
+TEST_P(AgentTest, AContinuationThatBlocksDoesNotHideTheEndOfItsLine) {
+  for (const size_t count : {size_t{1}, size_t{512} << 10}) {
+    Agents agents(options());
+    std::atomic<bool> has_both{false}, goes_on_later{false};
+    std::vector<Request> held;
+    agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [&](Request request) {
+      if (word_at(request.frame().meta, 0) != 0) {
+        while (!goes_on_later) std::this_thread::yield();
+        return request.reply({}, {words(count, 1)});
+      }
+      held.push_back(std::move(request));
+      has_both = true;
+    });
+    const auto waits = agents.call(0, 1, words(1, 0).span());
+    while (!has_both) std::this_thread::yield();
+    const Promise<void> go, blocks;
+    const auto goes_on = agents.call(0, 1, words(1, 1).span()).then([&](const auto& answer) {
+      EXPECT_FALSE(answer.has_error());
+      blocks.set_value();
+      go.future().wait();
+    });
+    goes_on_later = true;
+    ASSERT_TRUE(blocks.future().wait_for(seconds(10)));
+    std::thread stopping([&] { agents[1].stop(); });
+    EXPECT_TRUE(waits.wait_for(seconds(10))) << count;
+    EXPECT_TRUE(waits.has_error()) << count;
+    go.set_value();
+    goes_on.wait();
+    held.clear();
+    stopping.join();
+  }
+}
+
 TEST_P(AgentTest, StopsWhileCallsAreUnderWay) {
   for (int round = 0; round < 10; ++round) {
     Agents agents(options());
