@@ -223,9 +223,12 @@ bool Reactor::is_left_to_another() const noexcept {
   return Clock::now().time_since_epoch() - begun < kRescueAfter;
 }
 
-// Whether the calling thread has something to take from the queue.
+// Whether the calling thread has something to take from the queue. What waits for a thread that is
+// at another task is nothing to stop polling for: whoever did would be back at once.
 bool Reactor::has_task() const noexcept {
-  return queued_.load(std::memory_order_relaxed) > 0 && !is_left_to_another();
+  if (queued_.load(std::memory_order_relaxed) == 0 || is_left_to_another()) return false;
+  MutexLock lock(mutex_);
+  return may_take_locked();
 }
 
 // One that was held up, by a thread that took its processor perhaps, says little of the others.
