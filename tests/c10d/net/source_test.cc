@@ -208,35 +208,6 @@ int64_t sleeps_of_others() {
   return sleeps;
 }
 
-Clock::duration processor_time() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
-// A task that lies there for a thread which is at another one is no reason to look for ever.
-TEST(Source, WhoCannotTakeATaskSleepsBesideIt) {
-  std::atomic<bool> begun{false}, go{false};
-  auto mailbox = std::make_shared<Mailbox>();
-  ReactorOptions options;
-  options.threads = 1;
-  Stopped stopped(options);
-  stopped.reactor.add(mailbox);
-  const auto first = run(stopped.reactor, [&] {
-    begun = true;
-    while (!go) std::this_thread::sleep_for(milliseconds(1));
-  });
-  ASSERT_TRUE(eventually([&] { return begun.load(); }));
-  const auto second = run(stopped.reactor, [] {});
-  mailbox->post();
-  ASSERT_TRUE(eventually([&] { return mailbox->received() == 1; }));
-  const Clock::duration before = processor_time();
-  std::this_thread::sleep_for(milliseconds(200));  // in which nothing is to happen
-  EXPECT_LT(processor_time() - before, milliseconds(50));
-  go = true;
-  EXPECT_TRUE(ends(first) && ends(second));
-}
-
 // The end of a lease that nobody has come back to wakes a thread.
 TEST(Source, WhoCallsAfterAPauseLeavesNoLease) {
   const auto sleeps_in_calls = [](int calls) {

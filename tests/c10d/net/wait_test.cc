@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -145,6 +146,34 @@ TEST(ReactorWait, WithMaxSpinZeroNobodyPollsWhileBytesPass) {
   EXPECT_GT(line->passed_bytes(), 0u);
   EXPECT_EQ(reactor.counters().spin_hits + reactor.counters().spin_misses, 0u);
   reactor.remove(*line);
+}
+
+Clock::duration processor_time() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// A task that lies there for a thread which is at another one is no reason to look for ever.
+TEST(ReactorWait, WhoCannotTakeATaskSleepsBesideIt) {
+  std::atomic<bool> begun{false}, go{false};
+  auto mailbox = std::make_shared<Mailbox>();
+  Reactor reactor({.threads = 1});
+  reactor.add(mailbox);
+  const auto first = run(reactor, [&] {
+    begun = true;
+    while (!go) std::this_thread::sleep_for(milliseconds(1));
+  });
+  ASSERT_TRUE(eventually([&] { return begun.load(); }));
+  const auto second = run(reactor, [] {});
+  mailbox->post();
+  ASSERT_TRUE(eventually([&] { return mailbox->received() == 1; }));
+  const Clock::duration before = processor_time();
+  std::this_thread::sleep_for(milliseconds(200));  // in which nothing is to happen
+  EXPECT_LT(processor_time() - before, milliseconds(50));
+  go = true;
+  EXPECT_TRUE(ends(first) && ends(second));
+  reactor.stop();
 }
 
 }  // namespace
