@@ -252,22 +252,6 @@ TEST_P(DeviceTensors, SayHowTheyGo) {
 
 class DevicesByName : public DeviceTensors {};
 
-// As where containers keep processes apart.
-TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
-  w0().rpc_sync(1, let_memory_be_opened, false);
-  for (int round = 0; round < 10; ++round) {
-    const Tensor x = numbers(round).to(simulated(0));
-    EXPECT_EQ(w0().rpc_sync(1, device_of, x), 0);
-    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(round)));
-  }
-  EXPECT_FALSE(way_of(w0(), 0).is_direct);
-  EXPECT_THAT(way_of(w0(), 0).why_not_direct, HasSubstr("cannot be opened"));
-  EXPECT_EQ(w0().rpc_sync(1, way_back), "") << "here it can be";
-  EXPECT_EQ(w0().rpc_sync(1, bytes_of_devices), 0u);
-  EXPECT_GT(w0().counters().bytes_of_devices, 0u);
-  w0().rpc_sync(1, let_memory_be_opened, true);
-}
-
 // From now on, for a block, a worker cannot open what others lend it.
 class Unopened {
  public:
@@ -284,6 +268,21 @@ class Unopened {
   Worker& w0_;
   const int rank_;
 };
+
+// As where containers keep processes apart.
+TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
+  const Unopened arguments(w0(), 1);
+  for (int round = 0; round < 10; ++round) {
+    const Tensor x = numbers(round).to(simulated(0));
+    EXPECT_EQ(w0().rpc_sync(1, device_of, x), 0);
+    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(round)));
+  }
+  EXPECT_FALSE(way_of(w0(), 0).is_direct);
+  EXPECT_THAT(way_of(w0(), 0).why_not_direct, HasSubstr("cannot be opened"));
+  EXPECT_EQ(w0().rpc_sync(1, way_back), "") << "here it can be";
+  EXPECT_EQ(w0().rpc_sync(1, bytes_of_devices), 0u);
+  EXPECT_GT(w0().counters().bytes_of_devices, 0u);
+}
 
 TEST_P(DevicesByName, GoAnotherWayOnceMemoryCannotBeOpenedAnyMore) {
   const auto exchange = [&](int device, int64_t seed) {

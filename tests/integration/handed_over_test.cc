@@ -6,9 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,6 +17,7 @@
 
 #include "support/errors.h"
 #include "support/eventually.h"
+#include "support/process_use.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -290,12 +288,6 @@ TEST_P(ReceivedMemory, IsUsedAgainForTheNextTensor) {
   }
 }
 
-int64_t resident_bytes() {
-  int64_t size = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> size >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
 // Also where malloc keeps what it is given back.
 TEST(IdleMemory, GoesBackToTheSystemAfterAWhile) {
   keep_freed_memory();
@@ -304,12 +296,12 @@ TEST(IdleMemory, GoesBackToTheSystemAfterAWhile) {
   constexpr int64_t kBytes = 64 * kMiB;
   const Tensor ones = at::ones({kBytes / 8}, at::kLong);
   const auto idle = [&] { return static_cast<int64_t>(workers[1].counters().idle_memory); };
-  const int64_t before = resident_bytes();
+  const int64_t before = memory_bytes("VmRSS");
   EXPECT_EQ(workers[0].rpc_sync("w1", sum, ones), kBytes / 8);
   EXPECT_TRUE(eventually([&] { return idle() >= kBytes; }));
-  EXPECT_GE(resident_bytes() - before, kBytes);
+  EXPECT_GE(memory_bytes("VmRSS") - before, kBytes);
   EXPECT_TRUE(eventually([&] { return idle() == 0; }, 60s)) << idle();
-  EXPECT_LT(resident_bytes() - before, kBytes / 2);
+  EXPECT_LT(memory_bytes("VmRSS") - before, kBytes / 2);
 }
 
 TEST(EmptyShared, IsATensorLikeOthers) {

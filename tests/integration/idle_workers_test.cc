@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "rpc/init/launch.h"
+#include "support/process_use.h"
 
 namespace farspan::testing {
 namespace {
@@ -21,11 +22,7 @@ constexpr int kWorkers = 4;
 int64_t one_more(int64_t x) { return x + 1; }
 FARSPAN_REGISTER_AS("idle.one_more", one_more);
 
-double used_ms() {
-  timespec used{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  return static_cast<double>(used.tv_sec) * 1e3 + static_cast<double>(used.tv_nsec) / 1e6;
-}
+double used_ms() { return std::chrono::duration<double, std::milli>(processor_time()).count(); }
 
 int be_idle() {
   const auto worker = init_rpc("w" + std::string(std::getenv("RANK")));

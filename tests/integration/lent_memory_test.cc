@@ -22,7 +22,6 @@
 #include <random>
 #include <set>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -32,6 +31,7 @@
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
 #include "support/process_counts.h"
+#include "support/process_use.h"
 #include "support/sanitizers.h"
 #include "support/seeded_random.h"
 
@@ -77,16 +77,9 @@ std::vector<int64_t> findings() { return {checked, wrong}; }
 // What this process has grown by at its peak since it was last asked, in MiB.
 int64_t growth() {
   static int64_t before = 0;
-  const auto mebibytes = [](const std::string& name) {
-    std::ifstream status("/proc/self/status");
-    for (std::string word; status >> word;) {
-      int64_t kibibytes = 0;
-      if (word == name && status >> kibibytes) return kibibytes >> 10;
-    }
-    throw std::runtime_error("/proc/self/status does not say " + name);
-  };
-  const int64_t grown = mebibytes("VmHWM:") - before;
-  before = mebibytes("VmRSS:");
+  const auto mebibytes = [](const std::string& what) { return memory_bytes(what) >> 20; };
+  const int64_t grown = mebibytes("VmHWM") - before;
+  before = mebibytes("VmRSS");
   std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
   return grown;
 }

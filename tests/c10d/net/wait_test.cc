@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +16,7 @@
 
 #include "c10d/net/mailbox.h"
 #include "c10d/net/tasks.h"
+#include "support/process_use.h"
 
 namespace farspan::testing {
 namespace {
@@ -146,12 +146,6 @@ TEST(ReactorWait, WithMaxSpinZeroNobodyPollsWhileBytesPass) {
   EXPECT_GT(line->passed_bytes(), 0u);
   EXPECT_EQ(reactor.counters().spin_hits + reactor.counters().spin_misses, 0u);
   reactor.remove(*line);
-}
-
-Clock::duration processor_time() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 // A task that lies there for a thread which is at another one is no reason to look for ever.

@@ -1,0 +1,33 @@
+// What this process has taken of the machine.
+#pragma once
+
+#include <time.h>
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+#include <farspan/c10d/base/time.h>
+
+namespace farspan::testing {
+
+// Of all its threads, also of those that have ended.
+inline Clock::duration processor_time() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+
+//   what  a row of /proc/self/status: "VmRSS", now; "VmHWM", the most so far
+inline int64_t memory_bytes(const std::string& what) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t kibibytes = 0;
+    if (word == what + ":" && status >> kibibytes) return kibibytes << 10;
+  }
+  throw std::runtime_error("/proc/self/status does not say " + what);
+}
+
+}  // namespace farspan::testing
