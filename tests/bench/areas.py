@@ -121,8 +121,11 @@ class Area:
         return [label for label in labels if label != OURS]
 
 
+# What one asks for together. Of calls: what they cost, in numbers, in a crowd, on lanes and in a job.
+GROUPS = {"rpc": ("calls", "growth", "crowd", "lanes", "job")}
+
 AREAS = {
-    "rpc": Area(
+    "calls": Area(
         programs=(
             Program(OURS, "rpc_bench", needed=True),
             Program(PYTORCH, "pytorch_rpc", needed=False),

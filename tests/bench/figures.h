@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -51,20 +52,24 @@ std::vector<double> times_after_pauses(size_t times, const Work& work) {
   return taken;
 }
 
-// How often so many threads together do `work()` in a second, which all do `calls` times in all.
+// How often so many threads together do `work()` in a second, of half a second.
 template <class Work>
-double rate_of_threads(int threads, size_t calls, const Work& work) {
-  const size_t times = calls / static_cast<size_t>(threads);
-  const Stopwatch stopwatch;
+double rate_of_threads(int threads, const Work& work) {
+  std::atomic<bool> is_over{false};
+  std::atomic<size_t> done{0};
   std::vector<std::thread> running;
+  const Stopwatch stopwatch;
   for (int i = 0; i < threads; ++i) {
     running.emplace_back([&] {
-      for (size_t call = 0; call < times; ++call) work();
+      size_t mine = 0;
+      for (; !is_over.load(std::memory_order_relaxed); ++mine) work();
+      done.fetch_add(mine);
     });
   }
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  is_over.store(true);
   for (std::thread& thread : running) thread.join();
-  return static_cast<double>(threads) * static_cast<double>(times) /
-         (stopwatch.microseconds() / 1e6);
+  return static_cast<double>(done.load()) / (stopwatch.microseconds() / 1e6);
 }
 
 // The value that a `share` of the others, 0 to 1, is not above. `values` is not empty.
@@ -82,7 +87,7 @@ inline void report(const std::string& name, double value, const char* unit) {
   std::fflush(stdout);
 }
 
-inline constexpr size_t kCallsAfterPauses = 200, kCallsOfThreads = 16'000, kHandOvers = 200;
+inline constexpr size_t kCallsAfterPauses = 200, kHandOvers = 200;
 inline constexpr int kThreads = 8;
 
 struct TensorSize {

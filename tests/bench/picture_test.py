@@ -30,7 +30,7 @@ picture = load_picture()
 
 def rows(peers=PEERS, transports=("shm", "tcp")):
     """As of a benchmark in which a call takes 10 us (peers: 100) and a GB/s passes (peers: 0.1)."""
-    return [{"area": "rpc", "case": f"{case} {transport}", "unit": unit, "ours": ours, "peer": peer,
+    return [{"area": "calls", "case": f"{case} {transport}", "unit": unit, "ours": ours, "peer": peer,
              "theirs": theirs, "ratio": 10}
             for transport in transports for peer in peers
             for case, unit, ours, theirs in (
@@ -135,7 +135,7 @@ class PictureTest(unittest.TestCase):
         for results in (None, [], rows(transports=("shm",))):
             done, text = self.run_with(results)
             self.assertEqual((done.returncode, text), (1, None))
-            self.assertIn("run ./dev bench rpc first", done.stderr)
+            self.assertIn("run ./dev bench calls first", done.stderr)
 
 
 if __name__ == "__main__":

@@ -72,9 +72,7 @@ void Cases::run_small_calls() const {
 }
 
 void Cases::run_many_calls() const {
-  const auto rate_of = [](int threads) {
-    return bench::rate_of_threads(threads, bench::kCallsOfThreads, add_ones);
-  };
+  const auto rate_of = [](int threads) { return bench::rate_of_threads(threads, add_ones); };
   report("calls per second 1 thread", "calls/s", [&] { return rate_of(1); });
   report("calls per second 8 threads", "calls/s", [&] { return rate_of(bench::kThreads); });
   report("calls per second 128 in flight", "calls/s", [] {

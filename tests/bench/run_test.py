@@ -123,7 +123,7 @@ class RunTest(unittest.TestCase):
         (self.programs / name).chmod(0o755)
 
     def command(self, *options):
-        return [RUN, "rpc", "--build", self.folder / "build", "--out", self.out, *options]
+        return [RUN, "calls", "--build", self.folder / "build", "--out", self.out, *options]
 
     def bench(self, *options):
         return subprocess.run(self.command(*options), capture_output=True, text=True, timeout=60)
@@ -147,7 +147,7 @@ class RunTest(unittest.TestCase):
             self.assertEqual(
                 list(row), ["area", "case", "unit", "ours", "peer", "theirs", "ratio"]
             )
-            self.assertEqual(row["area"], "rpc")
+            self.assertEqual(row["area"], "calls")
         wanted = {(case, peer) for cases in CASES.values() for case in cases
                   for peer in ("pytorch", "grpc", "limit")}
         wanted -= {*((case, "limit") for case in SHM_CASES if case.startswith(("calls", "hand"))),
@@ -263,7 +263,15 @@ class RunTest(unittest.TestCase):
     def test_an_unknown_area_is_named(self):
         done = subprocess.run([RUN, "rcp"], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("there is no area 'rcp', only rpc", done.stderr)
+        self.assertIn("there is no area 'rcp', only rpc, calls", done.stderr)
+
+    def test_a_group_stands_for_its_areas_each_once(self):
+        run = load_run()
+        calls = ["calls", "growth", "crowd", "lanes", "job"]
+        for asked, areas in ((["rpc"], calls), (["ddp", "rpc", "growth"], ["ddp", *calls]),
+                             (["job", "rpc"], ["job", *calls[:-1]]), ([], list(run.AREAS))):
+            with unittest.mock.patch.object(sys, "argv", ["run", *asked, "--rounds", "1"]):
+                self.assertEqual(run.parse_arguments().areas, areas)
 
     def test_bandwidths_are_those_of_reductions_and_then_of_messages(self):
         rows = [{"case": what, "peer": peer, "ours": 1000, "ratio": 0.5}

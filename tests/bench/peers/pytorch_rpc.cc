@@ -35,9 +35,8 @@ class Caller {
     report("small call p99 shm", percentile(times, 0.99), "us");
     report("small call after a pause p50 shm", median(times_after_pauses(kCallsAfterPauses, call)),
            "us");
-    report("calls per second 1 thread shm", rate_of_threads(1, kCallsOfThreads, call), "calls/s");
-    report("calls per second 8 threads shm", rate_of_threads(kThreads, kCallsOfThreads, call),
-           "calls/s");
+    report("calls per second 1 thread shm", rate_of_threads(1, call), "calls/s");
+    report("calls per second 8 threads shm", rate_of_threads(kThreads, call), "calls/s");
   }
 
   void calls_in_flight() const {
