@@ -13,8 +13,10 @@ namespace farspan {
 // Threading: made and destroyed by the same thread, on its stack.
 class BusyTime {
  public:
-  // `outermost`: the thread is in no such time yet, as far as its reactor knows.
-  explicit BusyTime(bool outermost = true) : waiter_(outermost ? current_waiter() : nullptr) {
+  // `outermost`: the thread is in no such time yet, as far as its reactor knows. `lend_all`: also
+  // what there is no more to do of, but to tell of its end.
+  explicit BusyTime(bool outermost = true, bool lend_all = true)
+      : waiter_(outermost ? current_waiter() : nullptr), lent_(lend_all) {
     if (waiter_) waiter_->begin_callbacks();
   }
   ~BusyTime() {

@@ -15,6 +15,13 @@ Unfinished::Unfinished(Lending& lending) noexcept : lending_(lending), outer_(in
 
 Unfinished::~Unfinished() { innermost = outer_; }
 
+bool Unfinished::any_has_more(const Unfinished* inner, const Unfinished* outer) noexcept {
+  for (; inner != outer; inner = inner->outer_) {
+    if (inner->has_more()) return true;
+  }
+  return false;
+}
+
 void Unfinished::hand_over_all() noexcept {
   for (Unfinished* work = innermost; work; work = work->outer_) {
     MutexLock lock(work->lending_.mutex_);
@@ -22,7 +29,9 @@ void Unfinished::hand_over_all() noexcept {
   }
 }
 
-Unfinished::Lent::Lent() noexcept : top_(innermost), outer_top_(lent_top) {
+Unfinished::Lent::Lent(bool needed) noexcept
+    : outer_top_(lent_top),
+      top_(needed || any_has_more(innermost, lent_top) ? innermost : lent_top) {
   if (top_ == outer_top_) return;
   lent_top = top_;
   const TimePoint now = Clock::now();

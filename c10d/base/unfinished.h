@@ -41,6 +41,10 @@ class Unfinished {
   virtual void hand_over() noexcept = 0;
   // False: only threads that would otherwise be idle should come for it.
   virtual bool urgent() const noexcept { return true; }
+  // Whether there is something to do, but to say that all has been done.
+  virtual bool has_more() const noexcept { return true; }
+
+  static bool any_has_more(const Unfinished* inner, const Unfinished* outer) noexcept;
 
   Lending& lending_;
   Unfinished* const outer_;
@@ -56,14 +60,16 @@ class Unfinished {
 // Threading: made and destroyed by the same thread, on its stack.
 class Unfinished::Lent {
  public:
-  Lent() noexcept;
+  // `needed`: also where nothing has more to do. What only takes milliseconds is over before others
+  // have come to tell of its end.
+  explicit Lent(bool needed = true) noexcept;
   ~Lent();
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
  private:
-  Unfinished* const top_;
   Unfinished* const outer_top_;  // it and what is outside of it have been lent before
+  Unfinished* const top_;        // the same when nothing is lent
 };
 
 // What threads have lent to those who look after one place.

@@ -35,6 +35,7 @@ class Batch final : Unfinished {
  private:
   // Continuations as a rule, which would only take each other's time.
   bool urgent() const noexcept override { return false; }
+  bool has_more() const noexcept override { return next_ < items_.size(); }
   void hand_over() noexcept override {
     if (std::exchange(over_, true)) return;
     const auto rest = std::make_shared<std::vector<Item>>(

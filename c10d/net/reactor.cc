@@ -18,8 +18,8 @@ namespace {
 
 constexpr uint64_t kWakeKey = 1, kStopKey = 2, kTimersKey = 3, kFirstSourceKey = 16;
 constexpr uint64_t kWriteBit = uint64_t{1} << 63;
-// By its edges: by its level, each thread that epoll wakes for it would wake another one.
-constexpr uint32_t kTimersEvents = EPOLLIN | EPOLLET;
+// By their edges: by its level, each thread that epoll wakes for one would wake another one.
+constexpr uint32_t kByEdge = EPOLLIN | EPOLLET;
 constexpr int kIdleLoopers = 2;        // kept asleep, so that one reads while another runs a task
 constexpr int kRetireAfterMs = 2'000;  // how long a superfluous thread stays idle
 
@@ -60,14 +60,14 @@ void set_current_chain(uint64_t chain) noexcept { thread_state().chain = chain; 
 Reactor::Reactor(ReactorOptions options)
     : options_(completed(std::move(options))),
       epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      wake_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE), "eventfd")),
+      wake_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       stop_fd_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       max_threads_(options_.max_threads),
       patient_threads_(kForPatientTasks),
       next_key_(kFirstSourceKey) {
-  watch(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), EPOLLIN | EPOLLEXCLUSIVE, kWakeKey);
+  watch(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), kByEdge, kWakeKey);
   watch(epoll_.get(), EPOLL_CTL_ADD, stop_fd_.get(), EPOLLIN, kStopKey);
-  watch(epoll_.get(), EPOLL_CTL_ADD, timers_.descriptor(), kTimersEvents, kTimersKey);
+  watch(epoll_.get(), EPOLL_CTL_ADD, timers_.descriptor(), kByEdge, kTimersKey);
   MutexLock lock(mutex_);
   for (int i = 0; i < kIdleLoopers; ++i) spawn_locked();
   if (alive_ > 0) return;
@@ -312,12 +312,17 @@ bool Reactor::sleep(Hot& hot) {
   return count != 0;
 }
 
+// This thread is awake; of several that were to wake up the next one is told of the rest.
+void Reactor::hear_wake() noexcept {
+  uint64_t count = 0;
+  while (read(wake_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
+  }
+  if (count > 1) wake(count - 1);
+}
+
 void Reactor::dispatch_event(uint64_t key, Hot& hot) {
   if (key == kWakeKey) {
-    uint64_t count = 0;
-    while (read(wake_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
-    }
-    return;
+    return hear_wake();
   }
   if (key == kTimersKey) {
     Timers::Due due(timers_);
@@ -349,10 +354,11 @@ void Reactor::dispatch_event(uint64_t key, Hot& hot) {
   }
 }
 
-// wake_fd_ and stop_fd_ stay readable by themselves.
+// stop_fd_ stays readable by itself.
 std::shared_ptr<Source> Reactor::give_back_event(uint64_t key) noexcept {
-  if (key == kTimersKey) {  // whatever is readable by then is an edge
-    watch(epoll_.get(), EPOLL_CTL_MOD, timers_.descriptor(), kTimersEvents, kTimersKey);
+  if (key == kTimersKey || key == kWakeKey) {  // whatever is readable by then is an edge
+    const int fd = key == kWakeKey ? wake_fd_.get() : timers_.descriptor();
+    watch(epoll_.get(), EPOLL_CTL_MOD, fd, kByEdge, key);
     return nullptr;
   }
   std::shared_ptr<Source> source = find(key & ~kWriteBit);

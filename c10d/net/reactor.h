@@ -131,6 +131,8 @@ class Reactor {
   void relieve_at_limit();
   void reject_queue(const Error& why);
   void wake_one() noexcept;
+  void wake(uint64_t count) noexcept;
+  void hear_wake() noexcept;
 
   // How a thread waits: reactor_wait.cc.
   bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role);
@@ -160,7 +162,7 @@ class Reactor {
 
   const ReactorOptions options_;
   const OwnedDescriptor epoll_;
-  const OwnedDescriptor wake_fd_;  // a semaphore: one count wakes one thread
+  const OwnedDescriptor wake_fd_;  // counts the threads that are to wake up
   const OwnedDescriptor stop_fd_;
   Timers timers_;
   std::atomic<bool> stopping_{false};

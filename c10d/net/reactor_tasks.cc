@@ -139,8 +139,11 @@ void Reactor::fetch_lent() {
 
 void Reactor::wake_one() noexcept {
   wakeups_.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t one = 1;
-  while (write(wake_fd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
+  wake(1);
+}
+
+void Reactor::wake(uint64_t count) noexcept {
+  while (write(wake_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
   }
 }
 

@@ -54,8 +54,10 @@ void Reactor::expect_answer(Source& source) noexcept {
   const Clock::duration last_wait(source.last_wait_.load(std::memory_order_relaxed));
   const bool was_idle = !is_leased && Clock::now() - TimePoint(last_wait) > kLease;
   source.was_idle_.store(was_idle, std::memory_order_relaxed);
-  // The other end sleeps, too: it is soon enough to take the turn when the request is on its way.
-  if (was_idle || source.no_leases_.load(std::memory_order_relaxed) > 0) return;
+  // The other end sleeps, too, or needs long: it is soon enough to take the turn when the request
+  // is on its way, and a lease would be over before the answer.
+  if (was_idle || !source.answers().comes_soon()) return;
+  if (source.no_leases_.load(std::memory_order_relaxed) > 0) return;
   Role role;
   role.may_lease(true);
   role.hands_over();  // when its wait is over

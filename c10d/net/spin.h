@@ -26,11 +26,14 @@ inline constexpr std::chrono::microseconds kSpinLimit{50}, kLongSpinLimit{200};
 class SpinGovernor {
  public:
   std::chrono::microseconds budget() noexcept {
-    if (within_long_.load(std::memory_order_relaxed) >= kHalf) return kLongSpinLimit;
-    if (within_short_.load(std::memory_order_relaxed) >= kFew) return kSpinLimit;
+    if (comes_within_long()) return kLongSpinLimit;
+    if (comes_within_short()) return kSpinLimit;
     const uint32_t tries = tries_.fetch_add(1, std::memory_order_relaxed);
     return tries % kProbeEvery == 0 ? kSpinLimit : std::chrono::microseconds{0};
   }
+
+  // Whether it is likely enough to be there before one would have gone to sleep.
+  bool comes_soon() const noexcept { return comes_within_long() || comes_within_short(); }
 
   // What was waited for came after so long, or has not come yet.
   void learn(Clock::duration took) noexcept {
@@ -53,6 +56,12 @@ class SpinGovernor {
   static constexpr int32_t kAll = 256, kHalf = 128, kFew = 24;
   static constexpr uint32_t kProbeEvery = 16;
 
+  bool comes_within_long() const noexcept {
+    return within_long_.load(std::memory_order_relaxed) >= kHalf;
+  }
+  bool comes_within_short() const noexcept {
+    return within_short_.load(std::memory_order_relaxed) >= kFew;
+  }
   static void learn(std::atomic<int32_t>& share, bool is_within) noexcept {
     const int32_t before = share.load(std::memory_order_relaxed);
     share.store(before + ((is_within ? kAll : 0) - before) / 8, std::memory_order_relaxed);

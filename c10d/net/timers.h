@@ -75,6 +75,7 @@ class Timers::Due final : Unfinished {
  private:
   // As a Batch: new ones come to other threads by themselves.
   bool urgent() const noexcept override { return false; }
+  bool has_more() const noexcept override { return next_ < due_.size(); }
   void hand_over() noexcept override;
 
   Timers& timers_;

@@ -11,6 +11,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/batch.h>
+#include <farspan/rpc/agent/pull.h>
 
 namespace farspan::agent {
 namespace {
@@ -350,6 +351,8 @@ bool Connection::pump(net::Role& role) noexcept {
     failure = Error(Code::kOverloaded, "no memory for a frame that came in");
   }
   if (frames.empty() && !failure) return false;
+  // The end of a lease would wake a thread beside those that read what was offered.
+  if (std::any_of(frames.begin(), frames.end(), Pull::is_long)) role.may_lease(false);
   auto batch = delivery(std::move(frames));
   deliveries_.fetch_add(1);  // before anybody else can read the end
   if (failure) end_reading(*failure);

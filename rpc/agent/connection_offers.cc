@@ -141,8 +141,7 @@ void Connection::pull(wire::InFrame&& frame) {
     if (ends_last()) close_ended();
     return;
   }
-  if (pull->is_large()) reactor_.run_elsewhere(std::make_unique<PullTask>(pull));
-  pull->run();
+  pull->run([&] { reactor_.run_elsewhere(std::make_unique<PullTask>(pull)); });
 }
 
 // A block that cannot be mapped here is read like any other memory.

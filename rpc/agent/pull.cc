@@ -25,7 +25,7 @@ constexpr int kTurnsForHelp = 2;
 // the middle, where small ones let them end at the same time. The first ones are small, too, since
 // after each of them who is to help may have its turn.
 constexpr size_t kLeastPiece = 128 << 10, kMostPiece = 1 << 20;
-constexpr size_t kPiecesToTheMiddle = 4;
+constexpr size_t kPiecesToTheMiddle = 2;
 // Of a whole of `bytes`, the one that begins `at` so many of them.
 size_t piece_bytes(size_t at, size_t bytes) {
   if (bytes < kLargeBytes) return bytes;  // nobody helps
@@ -39,22 +39,28 @@ size_t piece_bytes(size_t at, size_t bytes) {
 // For the pieces that others still read: what one takes, and some.
 constexpr std::chrono::microseconds kPatience{200};
 
+bool is_read(const wire::InFrame& frame, size_t segment) {
+  return frame.offered[segment] != 0 && !frame.is_handed_over(segment);
+}
+size_t bytes_to_read(const wire::InFrame& frame) noexcept {
+  size_t bytes = 0;
+  for (size_t i = 0; i < frame.offered.size(); ++i) {
+    if (is_read(frame, i)) bytes += frame.segments[i].size();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Pull::Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patience, OnEnd on_end)
     : process_(process),
       frame_(std::move(frame)),
       patience_(std::min(patience, kPatience)),
-      on_end_(std::move(on_end)) {
-  const auto is_read = [this](size_t i) {
-    return frame_.offered[i] != 0 && !frame_.is_handed_over(i);
-  };
-  for (size_t i = 0; i < frame_.segments.size(); ++i) {
-    if (is_read(i)) bytes_ += frame_.segments[i].size();
-  }
+      on_end_(std::move(on_end)),
+      bytes_(bytes_to_read(frame_)) {
   size_t before = 0;
   for (size_t i = 0; i < frame_.segments.size(); ++i) {
-    if (!is_read(i)) continue;
+    if (!is_read(frame_, i)) continue;
     const Buffer& segment = frame_.segments[i];
     for (size_t at = 0; at < segment.size();) {
       const size_t bytes = std::min(piece_bytes(before + at, bytes_), segment.size() - at);
@@ -66,11 +72,14 @@ Pull::Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patienc
   left_ = pieces_.size() + 1;
 }
 
-bool Pull::is_large() const noexcept { return bytes_ >= kLargeBytes; }
+bool Pull::is_large(size_t bytes) noexcept { return bytes >= kLargeBytes; }
 
-void Pull::run() {
+bool Pull::is_long(const wire::InFrame& frame) noexcept { return is_large(bytes_to_read(frame)); }
+
+void Pull::run(const std::function<void()>& call_helper) {
   {
-    const BusyTime others_read;
+    const BusyTime others_read(/*outermost=*/true, /*lend_all=*/false);
+    if (is_large() && call_helper) call_helper();
     processor_.store(sched_getcpu(), std::memory_order_relaxed);
     read_from(true);
     const TimePoint end = Clock::now() + patience_;

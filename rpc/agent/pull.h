@@ -31,9 +31,12 @@ class Pull {
   Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patience, OnEnd on_end);
 
   // Whether it is worth waking a second thread.
-  bool is_large() const noexcept;
+  bool is_large() const noexcept { return is_large(bytes_); }
+  // Whether reading what the frame offers takes longer than a reader's lease.
+  static bool is_long(const wire::InFrame& frame) noexcept;
 
-  void run();
+  //   call_helper  has help() called by another thread, where it is worth waking one; none: alone
+  void run(const std::function<void()>& call_helper = nullptr);
   void help();
 
  private:
@@ -42,6 +45,7 @@ class Pull {
     std::byte* to;
     size_t bytes;
   };
+  static bool is_large(size_t bytes) noexcept;
   void read_from(bool front);
   void read(const Piece& piece) noexcept;
   bool does_mark_stand() const noexcept;
@@ -51,7 +55,7 @@ class Pull {
   wire::InFrame frame_;
   const std::chrono::microseconds patience_;
   const OnEnd on_end_;
-  size_t bytes_ = 0;
+  const size_t bytes_;  // of all pieces
   std::vector<Piece> pieces_;
   std::atomic<size_t> begun_{0}, from_front_{0}, from_back_{0};  // pieces
   std::atomic<size_t> left_;  // pieces that are not read, and one for run()

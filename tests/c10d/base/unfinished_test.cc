@@ -28,6 +28,7 @@ class Pile final : Unfinished {
  private:
   void hand_over() noexcept override { given_away_ += std::exchange(left_, 0); }
   bool urgent() const noexcept override { return urgent_; }
+  bool has_more() const noexcept override { return left_ > 0; }
   int left_;
   const bool urgent_;
   int given_away_ = 0;
@@ -122,6 +123,25 @@ TEST(Unfinished, IsLentOnce) {
   place.look = TimePoint::max();
   { const Unfinished::Lent again; }
   EXPECT_EQ(place.look.load(), TimePoint::max());
+}
+
+TEST(Unfinished, IsNotLentWithoutNeedWhereThereIsNoMore) {
+  Place place;
+  Pile outer(place, 1);
+  {
+    const Pile inner(place, 0);
+    const Unfinished::Lent lent(/*needed=*/false);
+    EXPECT_LT(place.look.load(), TimePoint::max()) << "the outer one has more";
+  }
+  EXPECT_TRUE(outer.take());
+  place.look = TimePoint::max();
+  {
+    const Unfinished::Lent nothing(/*needed=*/false);
+    EXPECT_EQ(place.look.load(), TimePoint::max());
+    const Unfinished::Lent lent;
+    EXPECT_LT(place.look.load(), TimePoint::max());
+  }
+  EXPECT_EQ(fetch_later(place), TimePoint::max());
 }
 
 // Every piece is either done by its thread or given away, whenever others come.

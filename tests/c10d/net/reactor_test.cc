@@ -13,6 +13,7 @@
 
 #include <farspan/c10d/base/log.h>
 
+#include "c10d/net/sleeps.h"
 #include "c10d/net/tasks.h"
 #include "support/sanitizers.h"
 
@@ -49,6 +50,21 @@ TEST(ReactorTasks, AllRunHoweverMany) {
   for (int i = 0; i < 2'000; ++i) all.push_back(run(reactor, [&] { ++ran; }));
   ASSERT_TRUE(ends(collect_all(all)));
   EXPECT_EQ(ran, 2'000);
+}
+
+// Others would only take the processor of the one that runs it. Seldom while other programs
+// compute.
+TEST(ReactorTasks, ATaskWakesOneThread) {
+  Reactor reactor;
+  EXPECT_TRUE(eventually([&] {
+    constexpr int kTasks = 50;
+    const int64_t before = sleeps_of_others();
+    for (int i = 0; i < kTasks; ++i) {
+      EXPECT_TRUE(ends(run(reactor, [] {})));
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return sleeps_of_others() - before < kTasks * 3 / 2;
+  }));
 }
 
 TEST(ReactorTasks, NoMoreRunAtOnceThanTheOptionSays) {

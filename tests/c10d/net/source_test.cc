@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,6 +16,7 @@
 #include <farspan/c10d/net/spin.h>
 
 #include "c10d/net/mailbox.h"
+#include "c10d/net/sleeps.h"
 #include "c10d/net/tasks.h"
 
 namespace farspan::testing {
@@ -194,55 +193,52 @@ TEST(Source, ALeaseEndsWhileAnotherOneIsInUse) {
   EXPECT_GT(sent, 3u);
 }
 
-// How often threads of this process have slept and woken up, all but the calling one.
-int64_t sleeps_of_others() {
-  int64_t sleeps = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    if (task.path().filename() == std::to_string(gettid())) continue;
-    std::ifstream status(task.path() / "status");
-    for (std::string word; status >> word;) {
-      int64_t count = 0;
-      if (word == "voluntary_ctxt_switches:" && status >> count) sleeps += count;
+// In the last 20 of so many calls, each after a pause and answered after some time.
+int64_t sleeps_of_others_in_calls(int calls, microseconds pause, microseconds answer_after) {
+  std::atomic<Promise<void>*> next{nullptr};
+  auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    Promise<void>(*next.load()).set_value();  // which ends the wait, and with it *next
+  });
+  Stopped stopped;  // a new one, which has not learned from a lease that did harm
+  stopped.reactor.add(mailbox);
+  std::atomic<int> called = 0;
+  std::thread answering([&] {  // without a sleep of its own
+    for (int i = 1; i <= calls; ++i) {
+      while (called.load() < i) std::this_thread::yield();
+      const TimePoint when = Clock::now() + answer_after;
+      while (Clock::now() < when) net::cpu_relax();
+      mailbox->post();
     }
+  });
+  int64_t before = 0;
+  for (int i = 0; i < calls; ++i) {
+    if (i == calls - 20) before = sleeps_of_others();
+    if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    Promise<void> answer;
+    next = &answer;
+    stopped.reactor.expect_answer(*mailbox);
+    ++called;
+    EXPECT_TRUE(stopped.reactor.wait(*answer.future().state(), Deadline::after(seconds(10)),
+                                     mailbox.get()));
   }
+  std::this_thread::sleep_for(milliseconds(5));
+  const int64_t sleeps = sleeps_of_others() - before;
+  answering.join();
   return sleeps;
 }
 
-// The end of a lease that nobody has come back to wakes a thread.
+// The end of a lease that nobody has come back to wakes a thread. Seldom while other programs
+// compute.
 TEST(Source, WhoCallsAfterAPauseLeavesNoLease) {
-  const auto sleeps_in_calls = [](int calls) {
-    std::atomic<Promise<void>*> next{nullptr};
-    auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
-      Promise<void>(*next.load()).set_value();  // which ends the wait, and with it *next
-    });
-    Stopped stopped;  // a new one, which has not learned from a lease that did harm
-    stopped.reactor.add(mailbox);
-    std::atomic<int> called = 0;
-    std::thread answering([&] {  // without a sleep of its own
-      for (int i = 1; i <= calls; ++i) {
-        while (called.load() < i) std::this_thread::yield();
-        const TimePoint when = Clock::now() + std::chrono::microseconds(30);
-        while (Clock::now() < when) net::cpu_relax();
-        mailbox->post();
-      }
-    });
-    const int64_t before = sleeps_of_others();
-    for (int i = 0; i < calls; ++i) {
-      std::this_thread::sleep_for(milliseconds(5));
-      Promise<void> answer;
-      next = &answer;
-      stopped.reactor.expect_answer(*mailbox);
-      ++called;
-      EXPECT_TRUE(stopped.reactor.wait(*answer.future().state(), Deadline::after(seconds(10)),
-                                       mailbox.get()));
-    }
-    std::this_thread::sleep_for(milliseconds(5));
-    const int64_t sleeps = sleeps_of_others() - before;
-    answering.join();
-    return sleeps;
-  };
-  // Seldom while other programs compute.
-  EXPECT_TRUE(eventually([&] { return sleeps_in_calls(20) < 10; }));
+  EXPECT_TRUE(eventually(
+      [] { return sleeps_of_others_in_calls(20, milliseconds(5), microseconds(30)) < 10; }));
+}
+
+TEST(Source, WhoCallsWhatTakesLongLeavesNoLease) {
+  constexpr int kUntilLearned = 30;
+  EXPECT_TRUE(eventually([] {
+    return sleeps_of_others_in_calls(kUntilLearned + 20, microseconds(0), milliseconds(3)) < 10;
+  }));
 }
 
 // Who uses a lease puts its end off before a timer wakes a thread for it, which would take the
