@@ -44,8 +44,8 @@ void CrowdWatch::look(TimePoint now) noexcept {
                                                   std::memory_order_relaxed)) {
     return;
   }
-  const bool was_crowded = too_many_.load(std::memory_order_relaxed) >= 2;
-  if (at - next > Clock::duration(kStale).count() && !was_crowded) {  // the first one after a pause
+  if (at - next > Clock::duration(kStale).count() &&
+      !was_crowded()) {  // the first one after a pause
     too_many_.store(0, std::memory_order_relaxed);
     running_.store(1, std::memory_order_relaxed);
     return;
@@ -58,11 +58,11 @@ void CrowdWatch::look(TimePoint now) noexcept {
 
 bool CrowdWatch::is_crowded(TimePoint now) noexcept {
   look(now);
-  return too_many_.load(std::memory_order_relaxed) >= 2;
+  return was_crowded();
 }
 
 void CrowdWatch::saw_crowd(TimePoint now) noexcept {
-  too_many_.store(2, std::memory_order_relaxed);
+  too_many_.store(kCrowd, std::memory_order_relaxed);
   running_.store(processors_ + 1, std::memory_order_relaxed);
   next_.store((now + kEvery).time_since_epoch().count(), std::memory_order_relaxed);
 }
@@ -125,6 +125,7 @@ void leave_processor() noexcept {
 }
 
 bool is_crowded(TimePoint now) noexcept { return machine().is_crowded(now); }
+bool was_crowded() noexcept { return machine().was_crowded(); }
 bool has_idle_processors(TimePoint now, int processors) noexcept {
   return machine().has_idle(now, processors);
 }

@@ -84,6 +84,8 @@ class CrowdWatch {
   CrowdWatch(int (*count)() noexcept, int processors) noexcept
       : count_(count), processors_(processors) {}
   bool is_crowded(TimePoint now) noexcept;
+  // Whether the last look has seen that.
+  bool was_crowded() const noexcept { return too_many_.load(std::memory_order_relaxed) >= kCrowd; }
   // A thread that gave its processor away got it back so late that others computed meanwhile: no
   // look is needed to see that it is crowded. Who has no processor is late for every look.
   void saw_crowd(TimePoint now) noexcept;
@@ -94,16 +96,19 @@ class CrowdWatch {
   void look(TimePoint now) noexcept;
 
   static constexpr std::chrono::milliseconds kEvery{1}, kStale{2};
+  static constexpr int kCrowd = 2;  // looks in a row
 
   int (*const count_)() noexcept;
   const int processors_;
   std::atomic<Clock::rep> next_{0};
-  std::atomic<int> too_many_{0};  // looks in a row
+  std::atomic<int> too_many_{0};  // so many looks in a row
   std::atomic<int> running_{0};   // at the last one
 };
 
 // Of this machine, by /proc/loadavg; where there is none it is never crowded.
 bool is_crowded(TimePoint now) noexcept;
+// Without a look, which takes longer than what is about to come.
+bool was_crowded() noexcept;
 bool has_idle_processors(TimePoint now, int processors) noexcept;
 
 // A place among the process's spinning threads: one fewer than there are cores, at least one, so

@@ -90,6 +90,17 @@ TEST(CrowdWatch, TwoLooksInARowMustFindTooManyThreads) {
   EXPECT_EQ(found, (std::vector<bool>{false, false, false, true, true, false}));
 }
 
+TEST(CrowdWatch, SaysWithoutALookWhatTheLastOneSaw) {
+  CrowdWatch watch(next_count, 2);
+  wake(watch);
+  counts = {3, 3, 2};
+  for (int look = 0; look < 3; ++look) {
+    const bool is_crowded = watch.is_crowded(at(look * 1ms));
+    EXPECT_EQ(watch.was_crowded(), is_crowded);
+    EXPECT_EQ(counts.size(), static_cast<size_t>(2 - look));
+  }
+}
+
 TEST(CrowdWatch, LooksOnceInAMillisecond) {
   CrowdWatch watch(next_count, 2);
   wake(watch);
