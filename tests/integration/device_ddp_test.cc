@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <farspan/c10d/ddp/distributed_data_parallel.h>
+#include <farspan/c10d/streams/streams.h>
 
 #include "conformance/nccl_in_threads.h"
 #include "conformance/ranks_in_threads.h"
@@ -38,11 +40,33 @@ struct Net : torch::nn::Module {
   }
   // `with_spare` is what a rank uses it for, or does not.
   Tensor forward(Tensor x, bool with_spare) {
-    for (const Tensor& weight : weights) x = x + weight * scale;
+    for (size_t layer = 0; layer < weights.size(); ++layer) {
+      x = on_many_streams && layer % 2 == 1 ? add_on_another_stream(x, layer)
+                                            : x + weights[layer] * scale;
+    }
     return with_spare ? x + spare * scale : x;
+  }
+  // The weight's gradient is computed there, too.
+  Tensor add_on_another_stream(const Tensor& x, size_t layer) {
+    const at::Device device = x.device();
+    const c10::Stream own = current_stream_of(device);
+    Tensor sum;
+    {
+      const OnAnotherStream stream(device);
+      const c10::Stream other = current_stream_of(device);
+      follow(other, own);
+      record_use(x, other);
+      sum = x + weights[layer] * scale;
+      follow(own, other);
+    }
+    record_use(sum, own);
+    return sum;
   }
   std::vector<Tensor> weights;
   Tensor spare, scale;
+  bool on_many_streams = false;
+  // LibTorch adds gradients up on the stream where this was made.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
 };
 
 Tensor input_of_step(int rank, int step, at::Device device) {
@@ -77,12 +101,18 @@ class DeviceDdp : public CollectiveSuite {
   ~DeviceDdp() override { expect_idle_devices(); }
 
   // Each rank on its device, and on a stream of its own.
-  void train(const dist::DdpOptions& options, bool rank_1_spares, bool keeps_gradients = false) {
+  void train(const dist::DdpOptions& options, bool rank_1_spares, bool keeps_gradients = false,
+             bool on_many_streams = false) {
     const std::vector<Tensor> wanted = expected(rank_1_spares);
     on_each(kRanks, [&](int rank) {
       const at::Device device = simulated(rank);
       const OnAnotherStream stream(device);
       const auto net = std::make_shared<Net>(rank, device);
+      net->on_many_streams = on_many_streams;
+      for (size_t layer = 1; on_many_streams && layer < net->weights.size(); layer += 2) {
+        const OnAnotherStream other(device);
+        net->accumulators.push_back(torch::autograd::impl::grad_accumulator(net->weights[layer]));
+      }
       dist::DistributedDataParallel<Net> ddp(net, options);
       for (int step = 0; step < kSteps; ++step) {
         net->zero_grad(/*set_to_none=*/!keeps_gradients);
@@ -115,6 +145,11 @@ TEST_P(DeviceDdp, TrainsInGradientsThatAreKept) { train({}, false, true); }
 
 TEST_P(DeviceDdp, TrainsWhatOneRankLeavesOut) {
   train({.bucket_bytes = kWidth * 8, .find_unused_parameters = true}, true);
+}
+
+// The gradients of a bucket come on several streams: the sum waits for all of them.
+TEST_P(DeviceDdp, TrainsWhatIsComputedOnManyStreams) {
+  for (int time = 0; time < 5; ++time) train({}, false, time % 2 == 0, true);
 }
 
 TEST_P(DeviceDdp, RefusesAModuleOnTwoDevices) {
