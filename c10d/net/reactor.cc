@@ -279,6 +279,7 @@ class Reactor::Events final : Unfinished {
   }
 
  private:
+  bool has_more() const noexcept override { return next_ < count_; }
   void hand_over() noexcept override {
     for (uint64_t key; next(key);) given_back_.push_back(reactor_.give_back_event(key));
   }

@@ -58,6 +58,7 @@ class Reactor::Unused final : Unfinished {
 
  private:
   void hand_over() noexcept override;
+  bool has_more() const noexcept override { return next_ < sources_.size(); }
 
   Reactor& reactor_;
   std::vector<std::shared_ptr<Source>> sources_;
