@@ -60,8 +60,8 @@ class Unfinished {
 // Threading: made and destroyed by the same thread, on its stack.
 class Unfinished::Lent {
  public:
-  // `needed`: also where nothing has more to do. What only takes milliseconds is over before others
-  // have come to tell of its end.
+  // `needed`: also where nothing has more to do, but to tell of its end, which has to wait for what
+  // takes long as a rule.
   explicit Lent(bool needed = true) noexcept;
   ~Lent();
   Lent(const Lent&) = delete;

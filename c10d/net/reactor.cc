@@ -267,9 +267,12 @@ void Reactor::count_spin(Clock::duration took, bool hit) noexcept {
 class Reactor::Events final : Unfinished {
  public:
   explicit Events(Reactor& reactor) : Unfinished(reactor.timers_), reactor_(reactor) {}
-  // The number of events; 0 when the time is up, negative when interrupted.
+  // The number of events; 0 when the time is up, negative when interrupted. The reactor's own come
+  // first: nobody else hears of these edges, and what a source brings may take long.
   int wait(int timeout_ms) {
     count_ = epoll_wait(reactor_.epoll_.get(), events_, kMax, timeout_ms);
+    const auto is_own = [](const epoll_event& event) { return event.data.u64 < kFirstSourceKey; };
+    if (count_ > 1) std::stable_partition(events_, events_ + count_, is_own);
     return count_;
   }
   bool next(uint64_t& key) {

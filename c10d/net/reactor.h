@@ -64,7 +64,7 @@ class Reactor {
   void run_elsewhere(std::unique_ptr<Task> task);
 
   // Before the calling thread writes what it will wait() for: the answer then wakes nobody else,
-  // unless it comes at once after a pause.
+  // unless it comes at once after a pause, or after answers that took long.
   void expect_answer(Source& source) noexcept;
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none.
   //   returns  false when the deadline passed first

@@ -276,7 +276,7 @@ void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Sourc
                                     Role& role, const Blocked& blocked) {
   const TimePoint start = Clock::now();
   const auto budget = std::min(kSpinLimit, options_.max_spin);
-  const SpinPermit permit(was_crowded() && is_crowded(start));  // no look at first
+  const SpinPermit permit(was_crowded() && is_crowded(start));  // a look disproves
   if (!permit) return;
   SpinTime time(start, budget, deadline.at());
   uint64_t passed = source.passed_bytes();

@@ -352,11 +352,14 @@ bool Connection::pump(net::Role& role) noexcept {
   }
   if (frames.empty() && !failure) return false;
   // The end of a lease would wake a thread beside those that read what was offered.
-  if (std::any_of(frames.begin(), frames.end(), Pull::is_long)) role.may_lease(false);
+  const bool may_lease = role.leases();
+  const bool is_long = std::any_of(frames.begin(), frames.end(), Pull::is_long);
+  role.may_lease(may_lease && !(is_long && readable_process_ != 0));
   auto batch = delivery(std::move(frames));
   deliveries_.fetch_add(1);  // before anybody else can read the end
   if (failure) end_reading(*failure);
   role.release();
+  role.may_lease(may_lease);
   batch.run();
   return true;
 }

@@ -32,7 +32,7 @@ class Pull {
 
   // Whether it is worth waking a second thread.
   bool is_large() const noexcept { return is_large(bytes_); }
-  // Whether reading what the frame offers takes longer than a reader's lease.
+  // Whether reading what the frame offers takes so long that the end of a lease may fall into it.
   static bool is_long(const wire::InFrame& frame) noexcept;
 
   //   call_helper  has help() called by another thread, where it is worth waking one; none: alone

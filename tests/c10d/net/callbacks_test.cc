@@ -118,6 +118,31 @@ TEST(CallbackThatComputes, DoesNotHoldUpTimersThatWereDueWithIt) {
   EXPECT_TRUE(seen.future().wait(Millis(20'000)));
 }
 
+// Whoever takes both from the system is the only one that hears of them.
+TEST(CallbackThatComputes, DoesNotHoldUpATimerThatCameWithWhatItsSourceBrought) {
+  std::atomic<int> held_up{0};
+  std::atomic<bool> may_go{false}, timer_ran{false};
+  const Promise<bool> seen;
+  const auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    run_as_callback([&] { seen.set_value(eventually([&] { return !!timer_ran; })); });
+  });
+  Reactor reactor({.threads = 2});
+  reactor.add(mailbox);
+  const auto hold_up = [&] {
+    ++held_up;
+    while (!may_go) std::this_thread::yield();
+  };
+  reactor.timers().add(Clock::now(), [&] {
+    reactor.timers().add(Clock::now(), hold_up);  // the other thread
+    hold_up();
+  });
+  ASSERT_TRUE(eventually([&] { return held_up == 2; }));
+  mailbox->post();
+  reactor.timers().add(Clock::now(), [&] { timer_ran = true; });
+  may_go = true;
+  EXPECT_TRUE(seen.future().wait(Millis(20'000)));
+}
+
 TEST(CallbackThatComputes, DoesNotHoldUpTasksThatItsThreadHasQueued) {
   Reactor reactor({.threads = 4});
   std::atomic<bool> first_ran{false}, second_ran{false};
