@@ -325,9 +325,7 @@ void Reactor::hear_wake() noexcept {
 }
 
 void Reactor::dispatch_event(uint64_t key, Hot& hot) {
-  if (key == kWakeKey) {
-    return hear_wake();
-  }
+  if (key == kWakeKey) return hear_wake();
   if (key == kTimersKey) {
     Timers::Due due(timers_);
     fetch_lent();  // after that: see Timers::nudge

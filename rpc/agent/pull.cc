@@ -72,9 +72,12 @@ Pull::Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patienc
   left_ = pieces_.size() + 1;
 }
 
-bool Pull::is_large(size_t bytes) noexcept { return bytes >= kLargeBytes; }
+bool Pull::is_long(const wire::InFrame& frame) noexcept {
+  return bytes_to_read(frame) >= kLargeBytes;
+}
 
-bool Pull::is_long(const wire::InFrame& frame) noexcept { return is_large(bytes_to_read(frame)); }
+// Whether it is worth waking a second thread.
+bool Pull::is_large() const noexcept { return bytes_ >= kLargeBytes; }
 
 void Pull::run(const std::function<void()>& call_helper) {
   {

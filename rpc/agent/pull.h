@@ -30,8 +30,6 @@ class Pull {
   //   patience  for how long run() may poll for what the others have begun
   Pull(pid_t process, wire::InFrame frame, std::chrono::microseconds patience, OnEnd on_end);
 
-  // Whether it is worth waking a second thread.
-  bool is_large() const noexcept { return is_large(bytes_); }
   // Whether reading what the frame offers takes so long that the end of a lease may fall into it.
   static bool is_long(const wire::InFrame& frame) noexcept;
 
@@ -45,7 +43,7 @@ class Pull {
     std::byte* to;
     size_t bytes;
   };
-  static bool is_large(size_t bytes) noexcept;
+  bool is_large() const noexcept;
   void read_from(bool front);
   void read(const Piece& piece) noexcept;
   bool does_mark_stand() const noexcept;

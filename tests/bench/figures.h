@@ -66,7 +66,7 @@ double rate_of_threads(int threads, const Work& work) {
       done.fetch_add(mine);
     });
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // what is measured
   is_over.store(true);
   for (std::thread& thread : running) thread.join();
   return static_cast<double>(done.load()) / (stopwatch.microseconds() / 1e6);

@@ -61,7 +61,7 @@ TEST(ReactorTasks, ATaskWakesOneThread) {
     const int64_t before = sleeps_of_others();
     for (int i = 0; i < kTasks; ++i) {
       EXPECT_TRUE(ends(run(reactor, [] {})));
-      std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(milliseconds(1));  // so that all are asleep for the next one
     }
     return sleeps_of_others() - before < kTasks * 3 / 2;
   }));

@@ -213,7 +213,7 @@ int64_t sleeps_of_others_in_calls(int calls, microseconds pause, microseconds an
   int64_t before = 0;
   for (int i = 0; i < calls; ++i) {
     if (i == calls - 20) before = sleeps_of_others();
-    if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause);
     Promise<void> answer;
     next = &answer;
     stopped.reactor.expect_answer(*mailbox);
@@ -221,7 +221,7 @@ int64_t sleeps_of_others_in_calls(int calls, microseconds pause, microseconds an
     EXPECT_TRUE(stopped.reactor.wait(*answer.future().state(), Deadline::after(seconds(10)),
                                      mailbox.get()));
   }
-  std::this_thread::sleep_for(milliseconds(5));
+  std::this_thread::sleep_for(milliseconds(5));  // until a lease of the last call would be over
   const int64_t sleeps = sleeps_of_others() - before;
   answering.join();
   return sleeps;
