@@ -11,6 +11,9 @@
 
 namespace farspan::dist {
 
+// So long after its deadline a collective may end: a rank may take that to say for whom it waits.
+inline constexpr Millis kToFindLate{500};
+
 //   waiter      who gave up, as "rank 1 (host:pid)"
 //   since       when it began to wait
 //   late        who did not come; perhaps several

@@ -19,7 +19,6 @@ namespace {
 
 constexpr Millis kSendingTime{1'000};  // for what was sent, when this rank ends
 constexpr Millis kTellingTime{100};    // for a line to one rank, to tell it of a failure
-constexpr Millis kAnswerTime{500};     // for a rank to say for whom it waits
 
 // Processes of one network share the loopback addresses: see net::host_id().
 std::string network_of(const Address& address) {
@@ -234,7 +233,7 @@ WaitsFor Node::waits_for(uint64_t id) const noexcept {
 
 Late Node::find_late(uint64_t id, WaitsFor whom) const noexcept {
   for (int asked = 0; asked < world_size_; ++asked) {
-    const auto next = post_->ask_waits(id, whom.rank, Deadline::after(kAnswerTime));
+    const auto next = post_->ask_waits(id, whom.rank, Deadline::after(kToFindLate));
     if (!next || next->rank < 0 || next->rank >= world_size_ || next->rank == rank_) break;
     whom = *next;
   }

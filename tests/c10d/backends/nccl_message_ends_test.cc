@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <farspan/c10d/backends/absence.h>
+#include <farspan/c10d/backends/late.h>
 
 #include "c10d/backends/nccl_messages.h"
 #include "support/errors.h"
@@ -183,6 +184,7 @@ class Watched final : public Backend {
   explicit Watched(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
 
   std::atomic<int> lost_tag{kEndTag};  // which is never sent
+  std::atomic<Millis> to_find_late{0ms};
   void lose(const Error& why) {
     MutexLock lock(mutex_);
     for (const Promise<int>& one : watches_) one.set_error(why);
@@ -209,7 +211,14 @@ class Watched final : public Backend {
                   std::span<const Block> out) override {
     inner_->all_to_all(call, in, out);
   }
-  void barrier(const Call& call) override { inner_->barrier(call); }
+  void barrier(const Call& call) override {
+    try {
+      inner_->barrier(call);
+    } catch (...) {
+      std::this_thread::sleep_for(to_find_late.load());  // as if the one asked did not answer
+      throw;
+    }
+  }
   Future<int> send(const Message& message, Block data) override {
     if (message.tag == lost_tag) return make_ready_future(int{message.peer});
     return inner_->send(message, data);
@@ -248,6 +257,23 @@ class NcclRankIsGone : public WithWatched, public NcclMessages {
               return watched = std::make_shared<Watched>(std::move(control));
             }) {}
 };
+
+TEST_F(NcclRankIsGone, WhoHasNotCalledIsNamedAlsoWhenThatTakesLongToFind) {
+  warm_up();
+  watched->to_find_late = kToFindLate + 100ms;
+  std::latch told(2);
+  on_each([&](Rank& rank) {
+    if (rank.number == 2) return told.wait();
+    rank.timeout = 300ms;
+    const Array data = rank.array({1});
+    const Future<int> ended = rank.all_reduce(data);
+    const Error error = error_of([&] { ended.wait(); });
+    told.count_down();
+    EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(name(rank, 2) + " had not called it"));
+    data.read();
+  });
+}
 
 TEST_F(NcclRankIsGone, WhatWaitsForItsDeviceEndsInError) {
   Held held;

@@ -164,6 +164,12 @@ TEST_F(PostAlone, WhatIsAnnouncedAndFoundMayComeAfterItsDeadline) {
   }
 }
 
+TEST_F(PostAlone, WhoAsksForWhomARankWaitsIsBackInTimeThoughItsLineNeverOpens) {
+  const FullListener other;
+  open(other.endpoint());
+  EXPECT_FALSE(post_->ask_waits(1, 1, Deadline::after(200ms)));
+}
+
 TEST_F(PostAlone, WhoWaitsForAMessageRunsOutOfTimeThoughItsLineNeverOpens) {
   const FullListener other;
   open(other.endpoint());

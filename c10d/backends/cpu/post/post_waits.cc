@@ -217,7 +217,8 @@ std::optional<WaitsFor> Post::ask_waits(uint64_t group, int rank, Deadline deadl
     questions_.emplace(letter.offer, promise);
   }
   const auto line = line_to(rank);
-  const bool came = line->post(letter) && reactor_->wait(*answer.state(), deadline, line.get());
+  net::Source* const hint = line->is_open() ? line.get() : nullptr;
+  const bool came = line->post(letter) && reactor_->wait(*answer.state(), deadline, hint);
   {
     MutexLock lock(mutex_);
     questions_.erase(letter.offer);
