@@ -144,15 +144,19 @@ class SpinPermit {
 // that no look keeps anybody from running. It is not put to sleep and woken, which costs more than
 // a few turns of threads that call or answer. The turns of those that compute take milliseconds,
 // and who sleeps is woken before they end: after such a turn none is passed in this process until
-// what it took is a twentieth of the time.
+// what it took is a twentieth of the time. Those that call and answer all the time may take as long
+// together, or where there is always one more answer; who sleeps would be woken in between them,
+// again and again, for one answer each.
 class TurnsOfOthers {
  public:
-  explicit TurnsOfOthers(TimePoint now,
-                         void (*yield)() noexcept = std::this_thread::yield) noexcept;
+  //   calls  made so far by threads of this process
+  TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& calls,
+                void (*yield)() noexcept = std::this_thread::yield) noexcept;
   // Gives the processor away, for a look afterwards; false: enough of that.
   bool pass() noexcept;
 
  private:
+  const std::atomic<uint64_t>& calls_;
   void (*const yield_)() noexcept;
   int left_;
 };

@@ -141,6 +141,8 @@ AREAS = {
             Case("calls per second 1 thread shm", "calls/s", peers=(PYTORCH, GRPC)),
             Case("calls per second 8 threads shm", "calls/s", peers=(PYTORCH, GRPC)),
             Case("calls per second 128 in flight shm", "calls/s", peers=(PYTORCH, GRPC)),
+            Case("calls per second 128 in flight of 8 threads shm", "calls/s",
+                 peers=(PYTORCH, GRPC)),
             *(
                 Case(f"tensor {size} {transport}", "GB/s")
                 for transport in ("shm", "tcp")
@@ -157,6 +159,8 @@ AREAS = {
             "small call after a pause p50 shm": {OURS: 60},
             "calls per second 8 threads shm": {"calls per second 1 thread shm": 0.9},
             "calls per second 128 in flight shm": {PYTORCH: 10, OURS: 400_000},
+            "calls per second 128 in flight of 8 threads shm": {
+                "calls per second 128 in flight shm": 1},
             "tensor 1 MiB shm": {OURS: 10},
             "tensor 16 MiB shm": {LIMIT: 0.9},
             "tensor 64 MiB shm": {PYTORCH: 1.5, LIMIT: 0.9},

@@ -10,8 +10,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <deque>
+#include <functional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace bench {
@@ -52,15 +55,20 @@ std::vector<double> times_after_pauses(size_t times, const Work& work) {
   return taken;
 }
 
-// How often so many threads together do `work()` in a second, of half a second.
-template <class Work>
-double rate_of_threads(int threads, const Work& work) {
+inline constexpr int kThreads = 8;
+inline constexpr size_t kInFlight = 128;
+
+// How often so many threads together do their work in a second, of half a second. Each does that of
+// an object of its own that `make()` returns.
+template <class Make>
+double rate_of_each(int threads, const Make& make) {
   std::atomic<bool> is_over{false};
   std::atomic<size_t> done{0};
   std::vector<std::thread> running;
   const Stopwatch stopwatch;
   for (int i = 0; i < threads; ++i) {
     running.emplace_back([&] {
+      auto work = make();
       size_t mine = 0;
       for (; !is_over.load(std::memory_order_relaxed); ++mine) work();
       done.fetch_add(mine);
@@ -70,6 +78,48 @@ double rate_of_threads(int threads, const Work& work) {
   is_over.store(true);
   for (std::thread& thread : running) thread.join();
   return static_cast<double>(done.load()) / (stopwatch.microseconds() / 1e6);
+}
+
+// Of `work()`.
+template <class Work>
+double rate_of_threads(int threads, const Work& work) {
+  return rate_of_each(threads, [&] { return std::cref(work); });
+}
+
+// Begins a call, and waits for the oldest one when `most` are unanswered.
+template <class Begin, class End>
+class InFlight {
+ public:
+  InFlight(size_t most, const Begin& begin, const End& end)
+      : most_(most), begin_(begin), end_(end) {}
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+  ~InFlight() {
+    while (!unanswered_.empty()) end_oldest();
+  }
+  void operator()() {
+    unanswered_.push_back(begin_());
+    if (unanswered_.size() == most_) end_oldest();
+  }
+
+ private:
+  void end_oldest() {
+    end_(unanswered_.front());
+    unanswered_.pop_front();
+  }
+
+  const size_t most_;
+  const Begin& begin_;
+  const End& end_;
+  std::deque<std::invoke_result_t<const Begin&>> unanswered_;
+};
+
+// Calls in a second, with kInFlight unanswered of all threads together.
+//   begin  returns what `end` waits for
+template <class Begin, class End>
+double rate_in_flight(int threads, const Begin& begin, const End& end) {
+  const size_t each = kInFlight / static_cast<size_t>(threads);
+  return rate_of_each(threads, [&] { return InFlight<Begin, End>(each, begin, end); });
 }
 
 // The value that a `share` of the others, 0 to 1, is not above. `values` is not empty.
@@ -88,7 +138,6 @@ inline void report(const std::string& name, double value, const char* unit) {
 }
 
 inline constexpr size_t kCallsAfterPauses = 200, kHandOvers = 200;
-inline constexpr int kThreads = 8;
 
 struct TensorSize {
   const char* name;

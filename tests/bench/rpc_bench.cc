@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
-#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +20,7 @@ int64_t numel(const at::Tensor& x) { return x.numel(); }
 at::Tensor same(const at::Tensor& x) { return x; }
 FARSPAN_REGISTER(add, numel, same);
 
-constexpr size_t kWarmUp = 500, kCalls = 20000, kInFlightCalls = 100'000, kInFlight = 128;
+constexpr size_t kWarmUp = 500, kCalls = 20000;
 
 // One case after the other; with `only`, those whose names contain it.
 class Cases {
@@ -73,22 +72,16 @@ void Cases::run_small_calls() const {
 
 void Cases::run_many_calls() const {
   const auto rate_of = [](int threads) { return bench::rate_of_threads(threads, add_ones); };
+  const auto rate_in_flight = [one = at::ones({1})](int threads) {
+    return bench::rate_in_flight(
+        threads, [&] { return farspan::rpc_async("server", add, one, one); },
+        [](const farspan::Future<at::Tensor>& call) { call.wait(); });
+  };
   report("calls per second 1 thread", "calls/s", [&] { return rate_of(1); });
   report("calls per second 8 threads", "calls/s", [&] { return rate_of(bench::kThreads); });
-  report("calls per second 128 in flight", "calls/s", [] {
-    const at::Tensor one = at::ones({1});
-    std::deque<farspan::Future<at::Tensor>> in_flight;
-    const bench::Stopwatch stopwatch;
-    for (size_t i = 0; i < kInFlightCalls; ++i) {
-      in_flight.push_back(farspan::rpc_async("server", add, one, one));
-      if (in_flight.size() == kInFlight) {
-        in_flight.front().wait();
-        in_flight.pop_front();
-      }
-    }
-    for (const auto& call : in_flight) call.wait();
-    return kInFlightCalls / (stopwatch.microseconds() / 1e6);
-  });
+  report("calls per second 128 in flight", "calls/s", [&] { return rate_in_flight(1); });
+  report("calls per second 128 in flight of 8 threads", "calls/s",
+         [&] { return rate_in_flight(bench::kThreads); });
 }
 
 void Cases::run_tensors() const {

@@ -22,6 +22,7 @@ RUN = pathlib.Path(__file__).with_name("run")
 SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB", "256 MiB")
 SHM_CASES = ("small call p99 shm", "small call after a pause p50 shm", "calls per second 1 thread shm",
              "calls per second 8 threads shm", "calls per second 128 in flight shm",
+             "calls per second 128 in flight of 8 threads shm",
              *(f"echo {size} shm" for size in SIZES[3:]), "ring tensor 64 MiB shm", "hand over 256 MiB shm")
 CASES = {
     transport: [

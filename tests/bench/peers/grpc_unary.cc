@@ -22,7 +22,7 @@ namespace {
 using unary::Payload;
 using unary::Peer;
 
-constexpr size_t kSmall = 8, kWarmUp = 500, kCalls = 5'000, kInFlight = 128, kManyCalls = 20'000;
+constexpr size_t kSmall = 8, kWarmUp = 500, kCalls = 5'000;
 
 // A small payload comes back, of a large one the number of bytes.
 class Service final : public Peer::Service {
@@ -44,6 +44,53 @@ void serve(const std::string& address, int ready) {
   if (!server || write(ready, &port, sizeof port) != sizeof port) _exit(1);
   server->Wait();
 }
+
+void check(const grpc::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "grpc_unary: %s\n", status.error_message().c_str());
+  std::exit(1);
+}
+
+// Begins a small call, and waits for any one when `most` are unanswered.
+class CallsInFlight {
+ public:
+  CallsInFlight(Peer::Stub& stub, size_t most) : stub_(stub), most_(most) {
+    payload_.set_data(std::string(kSmall, 'x'));
+  }
+  CallsInFlight(const CallsInFlight&) = delete;
+  CallsInFlight& operator=(const CallsInFlight&) = delete;
+  ~CallsInFlight() {
+    while (unanswered_ > 0) end_one();
+  }
+  void operator()() {
+    auto* const call = new Call;
+    call->reader = stub_.AsyncSend(&call->context, payload_, &queue_);
+    call->reader->Finish(&call->answer, &call->status, call);
+    if (++unanswered_ == most_) end_one();
+  }
+
+ private:
+  struct Call {
+    grpc::ClientContext context;
+    Payload answer;
+    grpc::Status status;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<Payload>> reader;
+  };
+  void end_one() {
+    void* tag = nullptr;
+    bool ok = false;
+    queue_.Next(&tag, &ok);
+    const std::unique_ptr<Call> call(static_cast<Call*>(tag));
+    check(call->status);
+    --unanswered_;
+  }
+
+  Peer::Stub& stub_;
+  const size_t most_;
+  Payload payload_;
+  grpc::CompletionQueue queue_;
+  size_t unanswered_ = 0;
+};
 
 class Caller {
  public:
@@ -69,35 +116,12 @@ class Caller {
   }
 
   void calls_in_flight() const {
-    struct Call {
-      grpc::ClientContext context;
-      Payload answer;
-      grpc::Status status;
-      std::unique_ptr<grpc::ClientAsyncResponseReader<Payload>> reader;
+    const auto rate = [&](int threads) {
+      const size_t each = kInFlight / static_cast<size_t>(threads);
+      return rate_of_each(threads, [&] { return CallsInFlight(*stub_, each); });
     };
-    grpc::CompletionQueue queue;
-    Payload payload;
-    payload.set_data(std::string(kSmall, 'x'));
-    const auto begin = [&] {
-      auto* const call = new Call;
-      call->reader = stub_->AsyncSend(&call->context, payload, &queue);
-      call->reader->Finish(&call->answer, &call->status, call);
-    };
-    const auto end = [&] {
-      void* tag = nullptr;
-      bool ok = false;
-      queue.Next(&tag, &ok);
-      const std::unique_ptr<Call> call(static_cast<Call*>(tag));
-      check(call->status);
-    };
-    const Stopwatch stopwatch;
-    for (size_t i = 0; i < kManyCalls; ++i) {
-      begin();
-      if (i >= kInFlight - 1) end();
-    }
-    for (size_t i = 1; i < kInFlight; ++i) end();
-    report("calls per second 128 in flight " + transport_,
-           kManyCalls / (stopwatch.microseconds() / 1e6), "calls/s");
+    report("calls per second 128 in flight shm", rate(1), "calls/s");
+    report("calls per second 128 in flight of 8 threads shm", rate(kThreads), "calls/s");
   }
 
   // The payload is made for each call anew, as it is part of the message; that counts.
@@ -112,12 +136,6 @@ class Caller {
   }
 
  private:
-  static void check(const grpc::Status& status) {
-    if (status.ok()) return;
-    std::fprintf(stderr, "grpc_unary: %s\n", status.error_message().c_str());
-    std::exit(1);
-  }
-
   void send(size_t bytes) const {
     Payload in, out;
     in.set_data(std::string(bytes, 'x'));

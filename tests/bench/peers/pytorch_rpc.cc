@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdio>
-#include <deque>
 #include <string>
 
 #include "bench/figures.h"
@@ -40,18 +39,13 @@ class Caller {
   }
 
   void calls_in_flight() const {
-    constexpr size_t kCalls = 20'000, kInFlight = 128;
-    std::deque<Reply> pending;
-    const Stopwatch stopwatch;
-    for (size_t i = 0; i < kCalls; ++i) {
-      pending.push_back(callee_.add(one_));
-      if (pending.size() < kInFlight) continue;
-      pending.front()->waitAndThrow();
-      pending.pop_front();
-    }
-    for (const Reply& reply : pending) reply->waitAndThrow();
-    report("calls per second 128 in flight " + transport_, kCalls / stopwatch.microseconds() * 1e6,
-           "calls/s");
+    const auto rate = [&](int threads) {
+      return rate_in_flight(
+          threads, [&] { return callee_.add(one_); },
+          [](const Reply& reply) { reply->waitAndThrow(); });
+    };
+    report("calls per second 128 in flight shm", rate(1), "calls/s");
+    report("calls per second 128 in flight of 8 threads shm", rate(kThreads), "calls/s");
   }
 
   void tensors() const {

@@ -158,29 +158,52 @@ TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
   EXPECT_EQ(two, (std::vector<bool>{true, false, false, true}));
 }
 
+std::atomic<uint64_t> calls{0};
 void long_turn() noexcept { std::this_thread::sleep_for(2ms); }
+void long_turn_of_a_few_calls() noexcept {
+  calls += 10;
+  long_turn();
+}
+void long_turn_of_calls() noexcept {
+  const TimePoint before = Clock::now();
+  long_turn();
+  calls += static_cast<uint64_t>((Clock::now() - before) / 5us);
+}
 void short_turn() noexcept {}
 
+// However long the process has rested from turns that it has met by now.
+TurnsOfOthers turns_at(TimePoint now, void (*yield)() noexcept) { return {now, calls, yield}; }
+TurnsOfOthers later_turns(void (*yield)() noexcept) { return turns_at(Clock::now() + 1h, yield); }
+
 TEST(TurnsOfOthers, SoManyArePassedInAWait) {
-  TurnsOfOthers turns(Clock::now() + 1h, short_turn);  // whatever this process has met by now
+  TurnsOfOthers turns = later_turns(short_turn);
   int passed = 0;
   while (passed < 1000 && turns.pass()) ++passed;
   EXPECT_GE(passed, 2);
   EXPECT_LT(passed, 1000);
-  EXPECT_TRUE(TurnsOfOthers(Clock::now() + 1h, short_turn).pass());
+  EXPECT_TRUE(later_turns(short_turn).pass());
 }
 
 TEST(TurnsOfOthers, AfterALongOneNonePassesForTwentyTimesAsLong) {
-  TurnsOfOthers turns(Clock::now() + 1h, long_turn);
-  const TimePoint before = Clock::now();
+  for (const auto yield : {long_turn, long_turn_of_a_few_calls}) {
+    TurnsOfOthers turns = later_turns(yield);
+    const TimePoint before = Clock::now();
+    EXPECT_TRUE(turns.pass());
+    const TimePoint after = Clock::now();
+    EXPECT_FALSE(turns.pass());
+    EXPECT_FALSE(turns_at(after, short_turn).pass());
+    EXPECT_FALSE(turns_at(before + 20 * 2ms, short_turn).pass());
+    std::thread([&] { EXPECT_FALSE(turns_at(after, short_turn).pass()); }).join();
+    EXPECT_TRUE(turns_at(after + 20 * (after - before), short_turn).pass());
+    std::this_thread::sleep_until(after + 20 * (after - before));  // for the tests that follow
+  }
+}
+
+TEST(TurnsOfOthers, ThatAreLongForAllTheCallsInThemAreNoReasonToRest) {
+  TurnsOfOthers turns = later_turns(long_turn_of_calls);
   EXPECT_TRUE(turns.pass());
-  const TimePoint after = Clock::now();
-  EXPECT_FALSE(turns.pass());
-  EXPECT_FALSE(TurnsOfOthers(after, short_turn).pass());
-  EXPECT_FALSE(TurnsOfOthers(before + 20 * 2ms, short_turn).pass());
-  std::thread([&] { EXPECT_FALSE(TurnsOfOthers(after, short_turn).pass()); }).join();
-  EXPECT_TRUE(TurnsOfOthers(after + 20 * (after - before), short_turn).pass());
-  std::this_thread::sleep_until(after + 20 * (after - before));  // for the tests that follow
+  EXPECT_TRUE(turns.pass());
+  EXPECT_TRUE(turns_at(Clock::now(), short_turn).pass());
 }
 
 TEST(SpinPermit, LeavesACoreToTheOthers) {
