@@ -11,7 +11,7 @@
 
 namespace farspan::dist {
 
-// So long after its deadline a collective may end: a rank may take that to say for whom it waits.
+// So long a rank may take to say for whom it waits; who does not is late.
 inline constexpr Millis kToFindLate{500};
 
 //   waiter      who gave up, as "rank 1 (host:pid)"

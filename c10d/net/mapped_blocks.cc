@@ -13,16 +13,23 @@
 
 namespace farspan::net {
 
+bool MappedBytes::keep(uint64_t bytes) noexcept {
+  if (idle_.fetch_add(bytes) + bytes <= max_idle_) return true;
+  idle_.fetch_sub(bytes);
+  return false;
+}
+
 std::shared_ptr<MappedBlocks> MappedBlocks::make(pid_t owner, Timers& timers, OnReturn on_return,
                                                  MappedBlocksOptions options) {
+  if (!options.bytes) options.bytes = std::make_shared<MappedBytes>();
   return std::shared_ptr<MappedBlocks>(
-      new MappedBlocks(owner, timers, std::move(on_return), options));
+      new MappedBlocks(owner, timers, std::move(on_return), std::move(options)));
 }
 
 MappedBlocks::MappedBlocks(pid_t owner, Timers& timers, OnReturn on_return,
                            MappedBlocksOptions options)
     : owner_(owner),
-      options_(options),
+      options_(std::move(options)),
       timers_(&timers),
       on_return_(std::make_shared<OnReturn>(std::move(on_return))) {}
 
@@ -39,7 +46,7 @@ Buffer MappedBlocks::map(const BlockName& block, uint64_t offset, uint64_t bytes
         throw Error(Code::kCorrupt, "a block was handed over that is in use here");
       }
       mapped.in_use = true;
-      idle_bytes_ -= block.bytes;
+      options_.bytes->drop(block.bytes);
       return use(mapped, block.id, offset, bytes);
     }
   }
@@ -66,6 +73,7 @@ SharedMemory MappedBlocks::open(const BlockName& block) const {
 
 Buffer MappedBlocks::use(const Mapped& mapped, uint64_t block, uint64_t offset, uint64_t bytes) {
   std::byte* const place = mapped.memory.data() + offset;
+  options_.bytes->begin_use(mapped.memory.size());
   return Buffer(place, bytes,
                 std::shared_ptr<void>(
                     place, [self = shared_from_this(), block](void*) { self->give_back(block); }));
@@ -88,8 +96,9 @@ void MappedBlocks::give_back(uint64_t block) noexcept {
     MutexLock lock(mutex_);
     on_return = on_return_;
     const auto found = all_.find(block);
-    if (found != all_.end() && found->second.in_use && !keep_locked(found->second)) {
-      dropped = all_.extract(found);
+    if (found != all_.end() && found->second.in_use) {
+      options_.bytes->end_use(found->second.memory.size());
+      if (!keep_locked(found->second)) dropped = all_.extract(found);
     }
   }
   dropped = {};
@@ -97,11 +106,9 @@ void MappedBlocks::give_back(uint64_t block) noexcept {
 }
 
 bool MappedBlocks::keep_locked(Mapped& mapped) noexcept {
-  const uint64_t bytes = mapped.memory.size();
-  if (!timers_ || idle_bytes_ + bytes > options_.max_idle_bytes) return false;
+  if (!timers_ || !options_.bytes->keep(mapped.memory.size())) return false;
   mapped.in_use = false;
   mapped.idle_since = Clock::now();
-  idle_bytes_ += bytes;
   if (!will_look_) look_later_locked(mapped.idle_since);
   return true;
 }
@@ -117,18 +124,26 @@ void MappedBlocks::look_later_locked(TimePoint idle_since) noexcept {
   }
 }
 
+template <class Condition>
+void MappedBlocks::drop_idle_locked(const Condition& condition) noexcept {
+  std::erase_if(all_, [&](const All::value_type& each) {
+    const Mapped& mapped = each.second;
+    if (mapped.in_use || !condition(mapped)) return false;
+    options_.bytes->drop(mapped.memory.size());
+    return true;
+  });
+}
+
 void MappedBlocks::drop_unused() noexcept {
   const TimePoint latest = Clock::now() - options_.keep;
   MutexLock lock(mutex_);
   will_look_ = false;
   TimePoint oldest = TimePoint::max();
-  for (auto each = all_.begin(); each != all_.end();) {
-    const Mapped& mapped = each->second;
-    const bool unused = !mapped.in_use && mapped.idle_since <= latest;
-    if (unused) idle_bytes_ -= mapped.memory.size();
-    if (!unused && !mapped.in_use) oldest = std::min(oldest, mapped.idle_since);
-    each = unused ? all_.erase(each) : std::next(each);
-  }
+  drop_idle_locked([&](const Mapped& mapped) {
+    if (mapped.idle_since <= latest) return true;
+    oldest = std::min(oldest, mapped.idle_since);
+    return false;
+  });
   if (oldest != TimePoint::max() && timers_) look_later_locked(oldest);
 }
 
@@ -137,13 +152,7 @@ void MappedBlocks::close() noexcept {
   MutexLock lock(mutex_);
   timers_ = nullptr;
   on_return.swap(on_return_);
-  std::erase_if(all_, [](const All::value_type& each) { return !each.second.in_use; });
-  idle_bytes_ = 0;
-}
-
-uint64_t MappedBlocks::idle_bytes() const noexcept {
-  MutexLock lock(mutex_);
-  return idle_bytes_;
+  drop_idle_locked([](const Mapped&) { return true; });
 }
 
 }  // namespace farspan::net

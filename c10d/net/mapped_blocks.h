@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -19,9 +20,27 @@
 
 namespace farspan::net {
 
+// Of the blocks of all other processes together: what is in use here, and what is only kept.
+//
+// Threading: every method from any thread.
+class MappedBytes {
+ public:
+  explicit MappedBytes(uint64_t max_idle = uint64_t{1} << 30) : max_idle_(max_idle) {}
+  void begin_use(uint64_t bytes) noexcept { in_use_.fetch_add(bytes); }
+  void end_use(uint64_t bytes) noexcept { in_use_.fetch_sub(bytes); }
+  bool keep(uint64_t bytes) noexcept;  // false: that would be too much
+  void drop(uint64_t bytes) noexcept { idle_.fetch_sub(bytes); }
+  uint64_t in_use() const noexcept { return in_use_.load(); }
+  uint64_t idle() const noexcept { return idle_.load(); }
+
+ private:
+  const uint64_t max_idle_;
+  std::atomic<uint64_t> in_use_{0}, idle_{0};
+};
+
 struct MappedBlocksOptions {
-  size_t max_idle_bytes = size_t{1} << 30;
-  std::chrono::milliseconds keep{10'000};  // what is idle for longer is unmapped
+  std::shared_ptr<MappedBytes> bytes = nullptr;  // of several makers; null: of this one
+  std::chrono::milliseconds keep{10'000};        // what is idle for longer is unmapped
 };
 
 // A block that goes back stays mapped for a while: the owner will use it again, since it is warm,
@@ -36,6 +55,9 @@ class MappedBlocks : public std::enable_shared_from_this<MappedBlocks> {
   using OnReturn = std::function<void(uint64_t block)>;
   static std::shared_ptr<MappedBlocks> make(pid_t owner, Timers& timers, OnReturn on_return,
                                             MappedBlocksOptions options = {});
+  ~MappedBlocks() { close(); }
+  MappedBlocks(const MappedBlocks&) = delete;
+  MappedBlocks& operator=(const MappedBlocks&) = delete;
 
   // The bytes of a block that its owner has handed over.
   //   throws  Error kCorrupt: there is no such block, or it is in use here; kUnavailable: this
@@ -47,7 +69,7 @@ class MappedBlocks : public std::enable_shared_from_this<MappedBlocks> {
   // From now on nothing is told, and nothing is kept that is not in use.
   void close() noexcept;
 
-  uint64_t idle_bytes() const noexcept;
+  const MappedBytes& bytes() const noexcept { return *options_.bytes; }
 
  private:
   MappedBlocks(pid_t owner, Timers& timers, OnReturn on_return, MappedBlocksOptions options);
@@ -61,6 +83,8 @@ class MappedBlocks : public std::enable_shared_from_this<MappedBlocks> {
   Buffer use(const Mapped& mapped, uint64_t block, uint64_t offset, uint64_t bytes);
   void give_back(uint64_t block) noexcept;
   bool keep_locked(Mapped& mapped) noexcept FARSPAN_REQUIRES(mutex_);
+  template <class Condition>
+  void drop_idle_locked(const Condition& condition) noexcept FARSPAN_REQUIRES(mutex_);
   void look_later_locked(TimePoint idle_since) noexcept FARSPAN_REQUIRES(mutex_);
   void drop_unused() noexcept;
 
@@ -70,7 +94,6 @@ class MappedBlocks : public std::enable_shared_from_this<MappedBlocks> {
   Timers* timers_ FARSPAN_GUARDED_BY(mutex_);                             // null: closed
   std::shared_ptr<const OnReturn> on_return_ FARSPAN_GUARDED_BY(mutex_);  // null: closed
   bool will_look_ FARSPAN_GUARDED_BY(mutex_) = false;                     // drop_unused() will come
-  uint64_t idle_bytes_ FARSPAN_GUARDED_BY(mutex_) = 0;
   All all_ FARSPAN_GUARDED_BY(mutex_);
 };
 

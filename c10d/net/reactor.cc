@@ -243,7 +243,7 @@ bool Reactor::spin(Source& hot) {
 
 bool Reactor::read_between_turns(Source& hot, TimePoint start, Role& role) {
   role.may_lease(tasks_are_short());
-  TurnsOfOthers turns(start, hot.calls_);
+  TurnsOfOthers turns(start, hot.questions_);
   do {
     if (hot.pump(role)) {
       hot.reads().arrived(Clock::now());

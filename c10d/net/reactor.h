@@ -66,7 +66,8 @@ class Reactor {
   // Before the calling thread writes what it will wait() for: the answer then wakes nobody else,
   // unless it comes at once after a pause, or after answers that took long.
   void expect_answer(Source& source) noexcept;
-  // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none.
+  // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none. It
+  // is not about to be added by another thread.
   //   returns  false when the deadline passed first
   bool wait(FutureCore& future, Deadline deadline, Source* hint);
 

@@ -113,9 +113,8 @@ class Source : public std::enable_shared_from_this<Source> {
   void unfollow(Follower& follower);
   void hand_over() noexcept;
 
-  // Requests that this process has written to it, whose answers it brings.
-  uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
-  void count_call() noexcept { calls_.fetch_add(1, std::memory_order_relaxed); }
+  // How often a thread of this process has asked for something that it brings.
+  void count_question() noexcept { questions_.fetch_add(1, std::memory_order_relaxed); }
 
   // Whether nobody had used it for a while when this was last expected of it; tells once.
   bool was_idle() noexcept {
@@ -140,7 +139,7 @@ class Source : public std::enable_shared_from_this<Source> {
   std::atomic<int> follower_count_{0};
   Mutex followers_mutex_;
   std::vector<Follower*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
-  std::atomic<uint64_t> calls_{0};
+  std::atomic<uint64_t> questions_{0};  // only ever more
   std::atomic<int> hot_for_{0};  // threads that poll it before they sleep
   std::atomic<bool> removed_{false};
   SpinGovernor reads_, answers_;

@@ -20,8 +20,8 @@ thread_local int shared_turns = 0;  // in a row
 constexpr int kTurnsToPass = 32;
 constexpr std::chrono::milliseconds kLongTurn{1};
 constexpr int kRestAfterLongTurn = 20;  // times what it took
-// Threads that call so often all the time do little else, nor do those that answer them.
-constexpr std::chrono::microseconds kOfACall{10};
+// Threads that ask so often do little else, nor does who answers them.
+constexpr std::chrono::microseconds kOfAQuestion{10};
 std::atomic<Clock::rep> no_turns_before{0};
 
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
@@ -83,9 +83,9 @@ CrowdWatch& machine() noexcept {
 
 }  // namespace
 
-TurnsOfOthers::TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& calls,
+TurnsOfOthers::TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& questions,
                              void (*yield)() noexcept) noexcept
-    : calls_(calls),
+    : questions_(questions),
       yield_(yield),
       left_(now.time_since_epoch().count() < no_turns_before.load(std::memory_order_relaxed)
                 ? 0
@@ -95,13 +95,14 @@ bool TurnsOfOthers::pass() noexcept {
   if (left_ == 0) return false;
   --left_;
   const TimePoint before = Clock::now();
-  const uint64_t calls = calls_.load(std::memory_order_relaxed);
+  const uint64_t asked = questions_.load(std::memory_order_relaxed);
   yield_();
   const TimePoint now = Clock::now();
   if (now - before <= kLongTurn) return true;
   machine().saw_crowd(now);
-  if ((calls_.load(std::memory_order_relaxed) - calls) * kOfACall > now - before) return true;
   left_ = 0;
+  const uint64_t meanwhile = questions_.load(std::memory_order_relaxed) - asked;
+  if (meanwhile * kOfAQuestion > now - before) return true;
   const TimePoint rested = now + kRestAfterLongTurn * (now - before);
   no_turns_before.store(rested.time_since_epoch().count(), std::memory_order_relaxed);
   return true;

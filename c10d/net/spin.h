@@ -143,20 +143,20 @@ class SpinPermit {
 // Looks of a thread that may not poll, since others want every processor: between their turns, so
 // that no look keeps anybody from running. It is not put to sleep and woken, which costs more than
 // a few turns of threads that call or answer. The turns of those that compute take milliseconds,
-// and who sleeps is woken before they end: after such a turn none is passed in this process until
-// what it took is a twentieth of the time. Those that call and answer all the time may take as long
-// together, or where there is always one more answer; who sleeps would be woken in between them,
-// again and again, for one answer each.
+// and who sleeps is woken before they end: such a turn is the last of a wait, and no wait in this
+// process passes any until what it took is a twentieth of the time. But where threads have asked on
+// the line every 10 us meanwhile, the next wait passes turns again: it is most likely who answers
+// them that had the processor, and who sleeps would be woken for each single answer.
 class TurnsOfOthers {
  public:
-  //   calls  made so far by threads of this process
-  TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& calls,
+  //   questions  that threads of this process have asked so far, on the line that is looked at
+  TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& questions,
                 void (*yield)() noexcept = std::this_thread::yield) noexcept;
   // Gives the processor away, for a look afterwards; false: enough of that.
   bool pass() noexcept;
 
  private:
-  const std::atomic<uint64_t>& calls_;
+  const std::atomic<uint64_t>& questions_;
   void (*const yield_)() noexcept;
   int left_;
 };

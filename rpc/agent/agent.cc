@@ -138,6 +138,7 @@ Agent::Agent(AgentOptions options)
       pool_(net::MemoryPool::make()),
       shared_blocks_(std::make_shared<net::SharedBlocks>()),
       shared_pool_(net::MemoryPool::make({}, shared_blocks_)),
+      mapped_bytes_(std::make_shared<net::MappedBytes>()),
       reactor_(options_.reactor),
       loop_(std::make_shared<net::Loop>(reactor_.timers())) {
   if (wire::encode(hello()).size() > kGreetingLimits.max_meta_bytes) {
@@ -369,6 +370,8 @@ MessengerCounters Agent::counters() const {
   const net::MemoryPoolCounters shared_pool = shared_pool_->counters();
   counters.shared_memory = shared_pool.used_bytes;
   counters.idle_shared_memory = shared_pool.idle_bytes;
+  counters.mapped_memory = mapped_bytes_->in_use();
+  counters.idle_mapped_memory = mapped_bytes_->idle();
   MutexLock lock(mutex_);
   counters += ended_;
   for (const auto& peer : peers_) {

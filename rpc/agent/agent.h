@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <farspan/c10d/net/loop.h>
+#include <farspan/c10d/net/mapped_blocks.h>
 #include <farspan/c10d/net/memory_pool.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/net/shared_blocks.h>
@@ -140,6 +141,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   const std::shared_ptr<net::MemoryPool> pool_;
   const std::shared_ptr<net::SharedBlocks> shared_blocks_;
   const std::shared_ptr<net::MemoryPool> shared_pool_;  // of shared_blocks_
+  const std::shared_ptr<net::MappedBytes> mapped_bytes_;
   net::Reactor reactor_;
   const std::shared_ptr<net::Loop> loop_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;  // the last one is loopback

@@ -168,7 +168,7 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
     frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
   }
   requests_sent_.fetch_add(1, std::memory_order_relaxed);
-  count_call();
+  count_question();
   if (will_wait && is_open()) reactor_.expect_answer(*this);
   const Outbox::State state = outbox_.send(frame);
   if (state == Outbox::State::kLeft && deadline.expired())

@@ -55,6 +55,7 @@ struct ConnectionOptions {
   int lanes = 4;                                               // to a peer on another host; 0: none
   uint64_t lane_bytes = uint64_t{4} << 20;                     // segments from this size on
   std::shared_ptr<net::SharedBlocks> shared_blocks = nullptr;  // that may be handed over
+  std::shared_ptr<net::MappedBytes> mapped_bytes = nullptr;    // of blocks that peers hand over
 };
 
 // Threading: every method from any thread. Lifetime: the reactor and the owner outlive it.

@@ -55,7 +55,8 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
             if (!strong) return;
             auto& line = static_cast<Connection&>(*strong);
             line.send_about_offer(wire::Kind::kReturned, block, 0);
-          });
+          },
+          {.bytes = options_.mapped_bytes});
     }
   }
   has_lanes_ =

@@ -49,6 +49,7 @@ std::shared_ptr<Connection> Agent::new_line(const WorkerInfo& peer) {
   ConnectionOwner& owner = *this;
   ConnectionOptions options = options_.connection;
   options.shared_blocks = shared_blocks_;
+  options.mapped_bytes = mapped_bytes_;
   return std::make_shared<Connection>(reactor_, owner, peer, std::move(options));
 }
 

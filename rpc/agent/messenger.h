@@ -121,6 +121,9 @@ struct MessengerCounters : BytesMoved {
   // Of empty_shared(): of those that live here or were given to others, and kept for new ones; of
   // the former, what others have now.
   uint64_t shared_memory = 0, idle_shared_memory = 0, handed_over_memory = 0;
+  // Of others' empty_shared() that were given to this worker: in use, and still mapped for the next
+  // time; at most 1 GiB of the latter, of all workers together.
+  uint64_t mapped_memory = 0, idle_mapped_memory = 0;
 };
 
 using TimerId = uint64_t;

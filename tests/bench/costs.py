@@ -5,6 +5,7 @@ tests/bench/README.md says what is counted, and why system calls are counted twi
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 from processes import Failure, process_group
 
 SIDES = ("caller", "callee")
-TRANSPORTS = ("shm", "tcp")
-STATES = {"": (10_000, 0), ", asleep": (400, 5)}  # calls, and the milliseconds before each
+RING, SOCKET = TRANSPORTS = ("shm", "tcp")
+HOT, ASLEEP = "", ", asleep"
+STATES = {HOT: (10_000, 0), ASLEEP: (400, 5)}  # calls, and the milliseconds before each
 PAUSE = "clock_nanosleep"  # the program's own between calls, which is no part of one
 # Those that perf counts one by one. Not all: each costs time whenever a thread begins or ends to run.
 COUNTED = (PAUSE, "close", "epoll_ctl", "epoll_wait", "futex", "openat", "ppoll", "read", "recvfrom",
@@ -29,8 +31,18 @@ MAY_FAIL = ("futex", "read", "recvfrom", "recvmsg", "sendmsg", "sendto")
 ALL, OTHERS = "raw_syscalls:sys_enter", "others"
 IN_VAIN = ", in vain"  # after the name of a system call: those that failed
 LEAST = 0.005  # of a call; what is less often is not shown
-# A call makes no system call there; some come with time, a hundredth of one with each call.
-HOT_RING, MOST_ON_A_HOT_RING = "shm", 0.05
+WITH_TIME = 0.05  # of a call; some come with time, a hundredth of one with each call
+# What has no event of its own (writev, readv) may be either.
+KINDS = {"sends": ("sendmsg", "sendto", "write", OTHERS),
+         "receives": ("read", "recvfrom", "recvmsg", OTHERS)}
+YIELDING = "sched_yield"  # part of polling, as looks in vain are: that depends on who comes first
+# System calls of a call at either end by which it passes when both have gone to sleep, and how many more
+# it takes then. Beside a ring one end sends a byte that wakes, and the other one reads it.
+TO_PASS, MORE_ASLEEP = {RING: 1, SOCKET: 2}, 2
+# One wait in sixteen polls all the same, which takes two more; and with a call's 5 ms more comes with time.
+TRIES_ASLEEP = 0.25
+# The socket beside a ring carries nothing else.
+WAKING = {RING: {"sendto": "the byte that wakes", "recvfrom": "its read"}, SOCKET: {}}
 
 
 class ToolFailure(Exception):
@@ -281,18 +293,88 @@ def system_call_lines(tool, columns):
     return aligned(lines)
 
 
+def of_a_call(columns, name):
+    """Of what perf has counted in a column: {side: system calls of one call by name}."""
+    column = next(column for column in columns if column.name == name)
+    return {side: {call: count / column.calls for call, count in column.counts[PERF][1][side].items()}
+            for side in SIDES}
+
+
+def total(counts):
+    return round(sum(counts.values()), 4)  # as it is printed, and no more: it is a sum of fractions
+
+
+def without(counts, is_left_out):
+    return {name: often for name, often in counts.items() if not is_left_out(name)}
+
+
+def named(counts, notes=()):
+    shown = [f"{name}{f' ({notes[name]})' if name in notes else ''} {cell(often)}"
+             for name, often in sorted(counts.items()) if often >= LEAST]
+    return "; ".join(shown) or "none"
+
+
 def judge_hot_ring(columns):
-    """Of what perf has counted: what is printed of the goal, and whether it is met."""
-    column = next(column for column in columns if column.name == HOT_RING)
-    most = max(sum(column.counts[PERF][1][side].values()) for side in SIDES) / column.calls
-    is_met = most < MOST_ON_A_HOT_RING
-    return (f"goal: less than {MOST_ON_A_HOT_RING:g} system calls of a call at either end of a hot ring "
-            f"({HOT_RING}): {most:.4f} {'met' if is_met else 'MISSED'}"), is_met
+    most = max(total(counts) for counts in of_a_call(columns, RING + HOT).values())
+    return f"{most:.4f}", most < WITH_TIME, []
+
+
+def judge_hot_socket(columns):
+    found, details = dict.fromkeys(KINDS, 0), []
+    for side, counts in of_a_call(columns, SOCKET + HOT).items():
+        for what, names in KINDS.items():
+            of_kind = {name: counts[name] for name in names if name in counts}
+            found[what] = max(found[what], total(of_kind))
+            details.append(f"  {side}, {what}: {named(of_kind)}")
+        rest = without(counts, lambda name: any(name in names for names in KINDS.values()))
+        details.append(f"  {side}, left out: {named(rest)}")
+    return (", ".join(f"{most:.4f} {what}" for what, most in found.items()),
+            max(found.values()) <= 1 + WITH_TIME, details)
+
+
+def most_asleep(transport):
+    return TO_PASS[transport] + MORE_ASLEEP + TRIES_ASLEEP
+
+
+def judge_asleep(transport, columns):
+    most, details, waking = 0, [], WAKING[transport]
+    for side, counts in of_a_call(columns, transport + ASLEEP).items():
+        counted = without(counts, lambda name: name == YIELDING or name.endswith(IN_VAIN))
+        most = max(most, total(counted))
+        beside = total(without(counted, lambda name: name in waking))
+        details += [f"  {side}: {named(counted, waking)}"
+                    + (f"; beside these two {beside:.4f}" if waking else ""),
+                    f"  {side}, left out: {named(without(counts, lambda name: name in counted))}"]
+    return f"{most:.4f}", most <= most_asleep(transport), details
+
+
+# What each goal says, and (columns) -> (what was found at the worse end, whether that meets it, lines
+# that say what was counted).
+GOALS = {
+    f"less than {WITH_TIME:g} system calls of a call at either end of a hot ring ({RING})": judge_hot_ring,
+    f"at most {1 + WITH_TIME:g} sends, and as many receives that succeed, of a call at either end of a hot"
+    f" socket ({SOCKET})": judge_hot_socket,
+    **{f"at most {most_asleep(transport):g} system calls that succeed of a call at either end of"
+       f" {transport + ASLEEP}": functools.partial(judge_asleep, transport) for transport in TRANSPORTS},
+}
+
+
+def judge(columns, is_counted):
+    """What is printed of the goals; and the lines of those that are not known to be met."""
+    lines, missed = [], []
+    for goal, judge_it in GOALS.items():
+        verdict, is_met, details = f"not judged without {PERF.name}", False, []
+        if is_counted:
+            found, is_met, details = judge_it(columns)
+            verdict = f"{found} {'met' if is_met else 'MISSED'}"
+        lines += [f"goal: {goal}: {verdict}", *details]
+        missed += [] if is_met else [f"goal: {goal}: {verdict}"]
+    return lines, missed
 
 
 def report(program, timeout_s):
     """What is printed: tables, and a line for each tool that could not count; and the goals that were
-    missed."""
+    missed, or could not be judged."""
     missing = {tool: why for tool in TOOLS if (why := tool.missing())}
     tools = [tool for tool in TOOLS if tool not in missing]
     columns, failures, stages = measure(program, tools, timeout_s)
@@ -301,8 +383,7 @@ def report(program, timeout_s):
         why = missing.get(tool) or failures.get(tool)
         parts.append([f"no system calls by {tool.name}: {why}"] if why
                      else system_call_lines(tool, columns))
-        if tool == PERF and not why:
-            line, is_met = judge_hot_ring(columns)
-            parts[-1].append(line)
-            missed += [] if is_met else [line]
+        if tool == PERF:
+            lines, missed = judge(columns, not why)
+            parts[-1] += lines
     return "\n\n".join("\n".join(lines) for lines in parts), missed

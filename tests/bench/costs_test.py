@@ -135,27 +135,23 @@ class ReportTest(unittest.TestCase):
         self.assertRegex(report, r"\n  recvfrom, in vain +1.00 +1.00 ")
         self.assertRegex(report, r"\nus, median, while counted +1.00 +11.00 +1.00 +11.00\n")
 
-    def test_a_hot_ring_makes_no_system_calls_at_either_end(self):
-        def judged(caller, callee):
-            counts = {"caller": {"read": caller}, "callee": {"read": callee, "futex": 100}}
-            hot = costs.Column("shm", 10_000, {}, {costs.PERF: (3.5, counts)})
-            asleep = costs.Column("shm, asleep", 400, {}, {costs.PERF: (50, counts)})
-            return costs.judge_hot_ring([asleep, hot])
-
-        line, is_met = judged(499, 399)
-        self.assertTrue(is_met)
-        self.assertRegex(line, "less than 0.05 .*: 0.0499 met$")
-        for line, is_met in (judged(500, 0), judged(0, 400)):
-            self.assertFalse(is_met)
-            self.assertRegex(line, ": 0.0500 MISSED$")
-
-    def test_a_missed_goal_is_told_and_without_perf_there_is_none(self):
-        self.assertEqual(costs.report(self.bench, timeout_s=10)[1], [])
+    def test_goals_are_told_and_those_missed_once_more(self):
         self.fake_perf()
         report, missed = costs.report(self.bench, timeout_s=10)
-        self.assertRegex(missed[0], ": 3.0100 MISSED$")
-        self.assertIn(missed[0], report.splitlines())
-        self.assertEqual(len(missed), 1)
+        goals = [line for line in report.splitlines() if line.startswith("goal: ")]
+        self.assertEqual([line.split()[-1] for line in goals], ["MISSED", "met", "MISSED", "MISSED"])
+        self.assertRegex(goals[0], r"a hot ring \(shm\): 3.0100 MISSED$")
+        self.assertEqual(missed, [goals[0], *goals[2:]])
+
+    def test_without_perf_no_goal_is_judged_which_is_no_better_than_missed(self):
+        for refuses in (False, True):
+            if refuses:
+                self.program("perf", self.python + "import sys; sys.exit('perf: not permitted')\n")
+            report, missed = costs.report(self.bench, timeout_s=10)
+            self.assertEqual(len(missed), 4)
+            for line, what in zip(missed, ("ring (shm)", "socket (tcp)", "shm, asleep", "tcp, asleep")):
+                self.assertTrue(line.endswith(f" {what}: not judged without perf stat"), line)
+                self.assertIn(line, report.splitlines())
 
     def test_what_is_hardly_ever_called_has_no_line(self):
         column = costs.Column("shm", 10_000, {}, {})
@@ -173,6 +169,79 @@ class ReportTest(unittest.TestCase):
         self.program("cost_bench", self.python + "import time; time.sleep(600)\n")
         with self.assertRaisesRegex(Failure, "silent for more than 0.5 s"):
             costs.report(self.bench, timeout_s=0.5)
+
+
+class GoalsTest(unittest.TestCase):
+    """Of each goal: counts that just meet it, and such that just do not, at either end."""
+
+    def judged(self, number, **counts):
+        """The lines of a goal; `counts` are of the column that it is about, by side."""
+        name = ("shm", "tcp", "shm, asleep", "tcp, asleep")[number]
+        columns = []
+        for other in ("shm, asleep", "tcp", "tcp, asleep", "shm"):
+            calls = 400 if "asleep" in other else 10_000
+            of_sides = {side: counts.get(side, {}) if other == name else {"read": 9 * calls}
+                        for side in costs.SIDES}
+            columns.append(costs.Column(other, calls, {}, {costs.PERF: (3.5, of_sides)}))
+        lines, missed = costs.judge(columns, True)
+        starts = [i for i, line in enumerate(lines) if line.startswith("goal: ")] + [len(lines)]
+        lines = lines[starts[number]:starts[number + 1]]
+        self.assertEqual(lines[0] in missed, lines[0].endswith(" MISSED"))
+        return lines
+
+    def check_ends(self, number, counts, more, found):
+        """Meets the goal at both ends, and misses it with `more` at either."""
+        both = dict.fromkeys(costs.SIDES, counts)
+        self.assertRegex(self.judged(number, **both)[0], f": {found[0]} met$")
+        for side in costs.SIDES:
+            self.assertRegex(self.judged(number, **(both | {side: counts | more}))[0],
+                             f": {found[1]} MISSED$")
+
+    def test_a_hot_ring_makes_no_system_calls(self):
+        self.check_ends(0, {"read": 399, "sched_yield": 100}, {"read": 400}, ("0.0499", "0.0500"))
+
+    def test_a_hot_socket_makes_one_send(self):
+        counts = {"sendmsg": 10_000, "sendto": 300, "write": 100, "others": 100, "recvfrom": 10_000}
+        for name in ("sendmsg", "sendto", "write", "others"):
+            self.check_ends(1, counts, {name: counts[name] + 1},
+                            ("1.0500 sends, 1.0100 receives", "1.0501 sends, 1.010. receives"))
+
+    def test_a_hot_socket_makes_one_receive_that_succeeds(self):
+        counts = {"sendmsg": 10_000, "read": 100, "recvmsg": 300, "others": 100, "recvfrom": 10_000,
+                  "recvfrom, in vain": 50_000, "sched_yield": 900, "epoll_ctl": 700}
+        for name in ("read", "recvmsg", "recvfrom", "others"):
+            self.check_ends(1, counts, {name: counts[name] + 1},
+                            ("1.0100 sends, 1.0500 receives", "1.010. sends, 1.0501 receives"))
+        self.assertEqual(self.judged(1, caller=counts)[1:4], [
+            "  caller, sends: others 0.01; sendmsg 1.00",
+            "  caller, receives: others 0.01; read 0.01; recvfrom 1.00; recvmsg 0.03",
+            "  caller, left out: epoll_ctl 0.07; recvfrom, in vain 5.00; sched_yield 0.09"])
+
+    def test_a_ring_asleep_makes_two_more_than_its_byte_takes(self):
+        counts = {"sendto": 400, "epoll_ctl": 899, "others": 1, "recvfrom, in vain": 800,
+                  "sched_yield": 800}
+        for name in ("sendto", "epoll_ctl", "others", "recvfrom"):
+            self.check_ends(2, counts, {name: counts.get(name, 0) + 1}, ("3.2500", "3.2525"))
+
+    def test_a_socket_asleep_makes_two_more_than_a_hot_one(self):
+        counts = {"sendmsg": 400, "recvfrom": 400, "epoll_ctl": 899, "others": 1, "sendmsg, in vain": 400,
+                  "sched_yield": 800}
+        for name in ("sendmsg", "recvfrom", "epoll_ctl", "others"):
+            self.check_ends(3, counts, {name: counts[name] + 1}, ("4.2500", "4.2525"))
+
+    def test_what_is_counted_of_sleepers_is_named_and_so_is_what_wakes_them(self):
+        counts = {"sendto": 400, "recvfrom": 16, "epoll_ctl": 900, "recvfrom, in vain": 400,
+                  "sched_yield": 2}
+        self.assertEqual(self.judged(2, callee=counts), [
+            "goal: at most 3.25 system calls that succeed of a call at either end of shm, asleep: 3.2900"
+            " MISSED",
+            "  caller: none; beside these two 0.0000",
+            "  caller, left out: none",
+            "  callee: epoll_ctl 2.25; recvfrom (its read) 0.04; sendto (the byte that wakes) 1.00;"
+            " beside these two 2.2500",
+            "  callee, left out: recvfrom, in vain 1.00; sched_yield 0.01"])
+        self.assertEqual(self.judged(3, callee=counts)[3],
+                         "  callee: epoll_ctl 2.25; recvfrom 0.04; sendto 1.00")
 
 
 if __name__ == "__main__":

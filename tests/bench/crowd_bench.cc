@@ -1,6 +1,7 @@
 // Many trainers of one server on few processors: tests/bench/README.md says what each case is.
 //   crowd_bench --trainers N [--blocking]
 #include <ATen/ATen.h>
+#include <time.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -41,13 +42,18 @@ farspan::Future<void> meet(int64_t trainers) {
   return mine.future();
 }
 int64_t polled_ns() { return farspan::current_worker().counters().polling.count(); }
-FARSPAN_REGISTER(fetch, apply, next, meet, polled_ns);
+int64_t processor_ns() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return used.tv_sec * 1'000'000'000 + used.tv_nsec;
+}
+FARSPAN_REGISTER(fetch, apply, next, meet, polled_ns, processor_ns);
 
 // By all workers, so far.
-double polled_seconds(int trainers) {
+double seconds_of(int64_t (*nanoseconds)(), int trainers) {
   double seconds = 0;
   for (int rank = 0; rank <= trainers; ++rank) {
-    seconds += 1e-9 * static_cast<double>(farspan::rpc_sync(rank, polled_ns));
+    seconds += 1e-9 * static_cast<double>(farspan::rpc_sync(rank, nanoseconds));
   }
   return seconds;
 }
@@ -77,13 +83,18 @@ double rate(int trainers, int times, void (*work)()) {
 
 void measure(int rank, int trainers) {
   const bench::Stopwatch stopwatch;
-  const double steps = rate(trainers, kSteps, train), calls = rate(trainers, kCalls, call_often);
+  const auto taken = [&] { return rank == 1 ? seconds_of(processor_ns, trainers) : 0; };
+  const double steps = rate(trainers, kSteps, train);
+  const double before = taken();
+  const double calls = rate(trainers, kCalls, call_often);
   if (rank != 1) return;
+  const double of_a_call = (taken() - before) / (trainers * kCalls);
   const double seconds = stopwatch.microseconds() / 1e6;
-  const double polled = polled_seconds(trainers) / seconds;
+  const double polled = seconds_of(polled_ns, trainers) / seconds;
   const std::string named = std::string(", ").append(std::to_string(trainers)).append(" trainers");
   bench::report(std::string("steps per second").append(named), steps, "steps/s");
   bench::report(std::string("calls per second").append(named), calls, "calls/s");
+  bench::report(std::string("processor time of a call").append(named), of_a_call * 1e6, "us");
   bench::report(std::string("polled in a second").append(named), polled, "s");
 }
 

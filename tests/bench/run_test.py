@@ -495,8 +495,8 @@ class GpuTest(unittest.TestCase):
     def test_what_is_skipped_changes_no_other_area(self):
         self.fake("gpu_bench", self.no_gpu)
         crowd = self.folder / "build" / "tests" / "bench" / "crowd_bench"
-        crowd.write_text("#!/bin/sh\nfor what in 'steps per' 'calls per' 'polled in a'; do\n"
-                         "echo '{\"case\": \"'$what' second, 8 trainers\", \"value\": 0.01}'; done\n")
+        crowd.write_text("#!/bin/sh\nfor what in 'steps per second' 'calls per second' 'polled in a second' \\\n"
+                         "'processor time of a call'; do echo '{\"case\": \"'$what', 8 trainers\", \"value\": 0.01}'; done\n")
         crowd.chmod(0o755)
         for areas in (("crowd", "gpu"), ("gpu", "crowd")):
             done = self.bench(*areas)

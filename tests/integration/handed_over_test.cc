@@ -124,6 +124,7 @@ TEST_P(HandedOver, AnArgumentThatIsGivenUpIsNotCopied) {
   EXPECT_EQ(w0().counters().handed_over_memory, 8u * kMiB);
   EXPECT_GE(w0().counters().shared_memory, 8u * kMiB);
   EXPECT_EQ(w1().counters().received_memory, 0u);
+  EXPECT_GE(w1().counters().mapped_memory, 8u * kMiB);
   // Expect: it can be written, and lives on with its line.
   kept_by(1).add_(1);
   EXPECT_TRUE(is_pattern(kept_by(1), 4));
@@ -132,6 +133,8 @@ TEST_P(HandedOver, AnArgumentThatIsGivenUpIsNotCopied) {
   EXPECT_TRUE(eventually([&] { return w0().counters().handed_over_memory == 0; }));
   EXPECT_TRUE(eventually([&] { return w0().counters().shared_memory == 0; }));
   EXPECT_GE(w0().counters().idle_shared_memory, 8u * kMiB);
+  EXPECT_EQ(w1().counters().mapped_memory, 0u);
+  EXPECT_GE(w1().counters().idle_mapped_memory, 8u * kMiB);
 }
 
 TEST_P(HandedOver, TheSameMemoryGoesToAndFro) {

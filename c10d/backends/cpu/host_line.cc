@@ -67,6 +67,11 @@ HostLine::HostLine(net::Reactor& reactor, net::OwnedDescriptor socket, OnMessage
       on_message_(std::move(on_message)),
       on_end_(std::move(on_end)) {}
 
+bool HostLine::is_open() const noexcept {
+  MutexLock lock(opening_);
+  return is_open_;
+}
+
 void HostLine::open() {
   std::shared_ptr<Source> watch;
   if (const pid_t peer = net::peer_process(socket_.get()); peer > 0) {

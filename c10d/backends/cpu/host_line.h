@@ -47,6 +47,7 @@ class HostLine final : public net::Source {
   // Begins to read, and to watch the process at the other end: a child of it may keep the socket
   // open after its death.
   void open();
+  bool is_open() const noexcept;
   // False when the line has ended. A message is small: it never blocks, and a peer that does not
   // read for so long that its buffer is full counts as gone.
   bool send(const HostMessage& message, int descriptor = -1) noexcept;
@@ -71,7 +72,7 @@ class HostLine final : public net::Source {
   const OnMessage on_message_;
   const OnEnd on_end_;
   std::atomic<int> peer_{-1};
-  Mutex opening_;
+  mutable Mutex opening_;
   bool is_open_ FARSPAN_GUARDED_BY(opening_) = false;
   bool closed_ FARSPAN_GUARDED_BY(opening_) = false;
   std::shared_ptr<net::Source> process_ FARSPAN_GUARDED_BY(opening_);  // its end; may be null

@@ -540,7 +540,8 @@ net::SharedMemory Node::follow(uint64_t id, int leader, int ranks, const Call& c
   try {
     const auto line = line_to(leader, call.deadline);
     if (!line->send(ask)) throw gone_error(name_of(leader));
-    if (!reactor_->wait(*future.state(), call.deadline, line.get())) {
+    net::Source* const hint = line->is_open() ? line.get() : nullptr;
+    if (!reactor_->wait(*future.state(), call.deadline, hint)) {
       throw late_error(name_of(rank_), begun, name_of(leader), false);
     }
     return net::SharedMemory::open(std::move(future).wait(), Segment::bytes_for(ranks));

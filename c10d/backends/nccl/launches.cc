@@ -13,8 +13,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kLate{500};  // then it is asked who is gone
 constexpr std::chrono::seconds kGrace{1};        // for what the others have done their part of
-// For the ranks to say among themselves who is late: that tells more than this one can.
-constexpr Millis kToAgree = kToFindLate + Millis(1'000);
+// For the ranks to say among themselves who is late: that tells more than this one can. One does
+// not answer, as a rule, and others may be slow.
+constexpr Millis kToAgree = 3 * kToFindLate;
 // As the first sequence that ends: none, but what is under way at the end of the grace.
 constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 

@@ -167,7 +167,9 @@ TEST_F(PostAlone, WhatIsAnnouncedAndFoundMayComeAfterItsDeadline) {
 TEST_F(PostAlone, WhoAsksForWhomARankWaitsIsBackInTimeThoughItsLineNeverOpens) {
   const FullListener other;
   open(other.endpoint());
+  const TimePoint begun = Clock::now();
   EXPECT_FALSE(post_->ask_waits(1, 1, Deadline::after(200ms)));
+  EXPECT_LT(Clock::now() - begun, 10s);
 }
 
 TEST_F(PostAlone, WhoWaitsForAMessageRunsOutOfTimeThoughItsLineNeverOpens) {

@@ -22,6 +22,7 @@ namespace {
 
 using net::BlockName;
 using net::MappedBlocks;
+using net::MappedBytes;
 using net::MemoryPool;
 using net::SharedBlocks;
 
@@ -75,22 +76,42 @@ TEST_F(SharedBlocksTest, ABlockGoesBackWithItsLastBufferAndStaysMapped) {
   const void* const place = there.data();
   there = {};
   EXPECT_TRUE(returned_.empty());
+  EXPECT_EQ(mapped->bytes().in_use(), name.bytes);
+  EXPECT_EQ(mapped->bytes().idle(), 0u);
   copy = {};
   EXPECT_EQ(returned_, std::vector<uint64_t>{name.id});
-  EXPECT_EQ(mapped->idle_bytes(), name.bytes);
+  EXPECT_EQ(mapped->bytes().in_use(), 0u);
+  EXPECT_EQ(mapped->bytes().idle(), name.bytes);
   EXPECT_EQ(mapped->map(name, 0, kMiB).data(), place);
   EXPECT_EQ(returned_.size(), 2u);
 }
 
+// The bound is that of all makers together.
 TEST_F(SharedBlocksTest, WhatIsIdleForLongOrTooMuchIsUnmapped) {
   const Buffer one = pool_->allocate(kMiB), other = pool_->allocate(kMiB);
-  const auto mapped =
-      mapping({.max_idle_bytes = kMiB + kMiB / 2, .keep = std::chrono::milliseconds(20)});
-  Buffer first = mapped->map(name_of(one), 0, kMiB), second = mapped->map(name_of(other), 0, kMiB);
+  const auto bytes = std::make_shared<MappedBytes>(kMiB + kMiB / 2);
+  const net::MappedBlocksOptions options{.bytes = bytes, .keep = std::chrono::milliseconds(20)};
+  const auto mapped = mapping(options), mapped_of_another = mapping(options);
+  Buffer first = mapped->map(name_of(one), 0, kMiB);
+  Buffer second = mapped_of_another->map(name_of(other), 0, kMiB);
+  EXPECT_EQ(bytes->in_use(), name_of(one).bytes + name_of(other).bytes);
   first = {};
   second = {};
-  EXPECT_EQ(mapped->idle_bytes(), name_of(one).bytes) << "there was no room for the second";
-  EXPECT_TRUE(eventually([&] { return mapped->idle_bytes() == 0; }));
+  EXPECT_EQ(bytes->idle(), name_of(one).bytes) << "there was no room for the second";
+  EXPECT_TRUE(eventually([&] { return bytes->idle() == 0; }));
+}
+
+TEST_F(SharedBlocksTest, WhatIsKeptGoesWithItsMaker) {
+  const Buffer one = pool_->allocate(kMiB), other = pool_->allocate(kMiB);
+  const auto bytes = std::make_shared<MappedBytes>();
+  auto closed = mapping({.bytes = bytes}), dropped = mapping({.bytes = bytes});
+  closed->map(name_of(one), 0, kMiB);
+  dropped->map(name_of(other), 0, kMiB);
+  EXPECT_EQ(bytes->idle(), name_of(one).bytes + name_of(other).bytes);
+  closed->close();
+  EXPECT_EQ(bytes->idle(), name_of(other).bytes);
+  dropped.reset();
+  EXPECT_EQ(bytes->idle(), 0u);
 }
 
 TEST_F(SharedBlocksTest, RefusesWhatIsNotTheBlock) {

@@ -544,7 +544,7 @@ TEST_P(AgentTest, MemoryIsTheCallersAgainHoweverItsCallsEnd) {
   std::set<Code> unseen{Code::kTimeout, Code::kOverloaded, Code::kCancelled, Code::kShutdown,
                         Code::kDisconnected};
   const Deadline limit = Deadline::after(seconds(100));  // until calls have ended in all ways
-  for (int round = 0; round < repetitions(250) || (!unseen.empty() && !limit.expired()); ++round) {
+  for (int round = 0; round < repetitions(850) || (!unseen.empty() && !limit.expired()); ++round) {
     const auto end = static_cast<End>(round % 5);
     std::atomic<int> wrong{0};
     Agents agents(options());
