@@ -140,7 +140,7 @@ class Source : public std::enable_shared_from_this<Source> {
   Mutex followers_mutex_;
   std::vector<Follower*> followers_ FARSPAN_GUARDED_BY(followers_mutex_);
   std::atomic<uint64_t> questions_{0};  // only ever more
-  std::atomic<int> hot_for_{0};  // threads that poll it before they sleep
+  std::atomic<int> hot_for_{0};         // threads that poll it before they sleep
   std::atomic<bool> removed_{false};
   SpinGovernor reads_, answers_;
 };

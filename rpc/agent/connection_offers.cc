@@ -49,14 +49,15 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
       why_not_read_ = "its process cannot be told from others";
     } else {
       readable_process_ = process;
-      mapped_blocks_ = net::MappedBlocks::make(
-          process, reactor_.timers(), [weak = weak_from_this()](uint64_t block) {
-            const auto strong = weak.lock();
-            if (!strong) return;
-            auto& line = static_cast<Connection&>(*strong);
-            line.send_about_offer(wire::Kind::kReturned, block, 0);
-          },
-          {.bytes = options_.mapped_bytes});
+      mapped_blocks_ =
+          net::MappedBlocks::make(process, reactor_.timers(),
+                                  [weak = weak_from_this()](uint64_t block) {
+                                    const auto strong = weak.lock();
+                                    if (!strong) return;
+                                    auto& line = static_cast<Connection&>(*strong);
+                                    line.send_about_offer(wire::Kind::kReturned, block, 0);
+                                  },
+                                  {.bytes = options_.mapped_bytes});
     }
   }
   has_lanes_ =

@@ -171,9 +171,7 @@ void long_turn_of_questions() noexcept {
 void short_turn() noexcept {}
 
 // However long the process has rested from turns that it has met by now.
-TurnsOfOthers turns_at(TimePoint now, void (*yield)() noexcept) {
-  return {now, questions, yield};
-}
+TurnsOfOthers turns_at(TimePoint now, void (*yield)() noexcept) { return {now, questions, yield}; }
 TurnsOfOthers later_turns(void (*yield)() noexcept) { return turns_at(Clock::now() + 1h, yield); }
 
 TEST(TurnsOfOthers, SoManyArePassedInAWait) {
