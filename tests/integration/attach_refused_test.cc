@@ -150,7 +150,7 @@ void make_calls(Worker& worker, int64_t first, int count, Calls& calls) {
 
 // TEST_FORBID_AFTER: after so many answers the server is told that it may not read any more; -1: it
 // could not from the beginning.
-int call() {
+int call_and_tell() {
   const auto worker = init_rpc("caller", options_of_variables());
   rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
   const int forbid_after = std::atoi(std::getenv("TEST_FORBID_AFTER"));
@@ -201,7 +201,7 @@ class AttachRefusedByTheSystem : public ::testing::TestWithParam<const char*> {
                                             {"TEST_FORBID_AFTER", std::to_string(forbid_after)},
                                             {"TEST_CALLS", std::to_string(calls)}};
     Process& server = launch.start(server_role, 0, 2, variables);
-    const Process::End end = launch.start("call", 1, 2, variables).wait(3 * kLong);
+    const Process::End end = launch.start("call_and_tell", 1, 2, variables).wait(3 * kLong);
     EXPECT_EQ(end.status, 0) << end.output;
     const Process::End server_end = server.wait(kLong);
     EXPECT_EQ(server_end.status, 0) << server_end.output;
@@ -251,7 +251,9 @@ TEST_P(AttachRefusedByTheSystem, InTheMiddleOfTrafficTheRestTravels) {
 }  // namespace
 
 std::map<std::string, Role> attach_refused_roles() {
-  return {{"serve", serve}, {"serve_without_reading", serve_without_reading}, {"call", call}};
+  return {{"serve", serve},
+          {"serve_without_reading", serve_without_reading},
+          {"call_and_tell", call_and_tell}};
 }
 
 }  // namespace farspan::testing

@@ -2,6 +2,7 @@
 // are dead, however a call ends and whoever stands still meanwhile (rpc/wire/WIRE.md, "Offers"),
 // and nothing that was shared with a worker outlives it. FARSPAN_SEED: the moments of the kills of
 // an earlier run.
+#include <farspan/c10d/base/future.h>
 #include <farspan/rpc/init/init.h>
 #include <farspan/rpc/rpc.h>
 
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -114,6 +116,17 @@ int serve() {
   init_rpc(name ? name : "server", options_of_variables());
   shutdown();
   return 0;
+}
+
+// Serves until it is told that nobody will call any more, whatever lines end meanwhile.
+Promise<void> may_leave;
+void leave() { may_leave.set_value(); }
+FARSPAN_REGISTER_AS("lent.leave", leave);
+int serve_until_told() {
+  init_rpc("server", options_of_variables());
+  const bool was_told = may_leave.future().wait_for(Millis(300'000));
+  shutdown();
+  return was_told ? 0 : 1;
 }
 
 // The test has had all the stops that it wants.
@@ -218,6 +231,74 @@ int send_large() {
   return there >= 256 && there < 320 && here < 64 ? 0 : 1;
 }
 
+// Calls without a timeout, on a line that is given up soon; arguments change as soon as a call has
+// ended so. Says when the server is lost, and when it answers again. From several threads: where
+// one call's argument is being read, another's is being checked.
+int call_and_give_up() {
+  constexpr int kThreads = 3;
+  WorkerOptions options = options_of_variables();
+  options.silence_timeout = Millis(number("TEST_SILENCE_MS"));
+  const auto worker = init_rpc("caller", options);
+  rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
+  std::atomic<int> answered{0}, given_up{0}, wrong_answers{0}, failed{0};
+  std::atomic<bool> is_lost{false};
+  say_ready();
+  const auto say = [](const char* what) {
+    std::printf("%s\n", what);
+    std::fflush(stdout);
+  };
+  const auto make_calls = [&](int thread) {
+    SeededRandom random(static_cast<uint64_t>(thread) + 31);
+    for (int64_t call = 1'000'000'000 * (thread + 1); !was_stopped_enough; call += 3'000'000) {
+      const auto count = static_cast<int64_t>(8'192 + random.below(1 << 20));
+      Tensor x = pattern(call, count);
+      try {
+        const Tensor answer =
+            worker->rpc_sync("server", CallOptions{kNoTimeout}, exchange, x, call);
+        wrong_answers += !at::equal(answer, pattern(call + 1, count));
+        ++answered;
+        if (is_lost.exchange(false)) say("again");
+      } catch (const Error& error) {
+        x.fill_(-1);  // at once
+        if (error.code() != Code::kDisconnected && error.code() != Code::kUnavailable) throw;
+        ++given_up;
+        if (!is_lost.exchange(true)) say("lost");
+      }
+      x.fill_(-1);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      try {
+        make_calls(thread);
+      } catch (const std::exception& why) {
+        ++failed;
+        say(why.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto found = rpc_sync("server", CallOptions{kLong}, findings);
+  rpc_sync("server", CallOptions{kLong}, leave);
+  shutdown();
+  std::printf(
+      "%d answered, %d given up, %ld arguments; %d wrong answers, %ld wrong arguments, %d "
+      "threads failed\n",
+      answered.load(), given_up.load(), found[0] - 1, wrong_answers.load(), found[1],
+      failed.load());
+  return 0;
+}
+
+int count_of(const std::string& text, const Process& process) {
+  const std::string output = process.output();
+  int count = 0;
+  for (size_t at = 0; (at = output.find(text, at)) != std::string::npos; at += text.size()) {
+    ++count;
+  }
+  return count;
+}
+
 bool is_in(const Process& process, const std::string& text) {
   return process.output().find(text) != std::string::npos;
 }
@@ -285,6 +366,48 @@ constexpr int kFew = 80, kSome = kSanitized ? kFew : 250, kMany = kSanitized ? k
 
 TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
   run_with_stops("call_and_change", GetParam() == 0 ? kThousand : kFew);
+}
+
+// The caller gives up a reader that stands still, and overwrites at once what that one may be in
+// the middle of reading: it goes on in a line that has ended, and must not run anything with that.
+TEST_P(LentMemory, IsNotReadByWhoWasGivenUpForHisSilence) {
+  const bool is_read = kWays[GetParam()].attach == CrossMemoryAttach::kRequired;
+  const int stops = repetitions(is_read ? 100 : 20);
+  Process& server = start("serve_until_told", 0, 2);
+  Process& caller = launch_.start(
+      "call_and_give_up", 1, 2,
+      {{"TEST_WAY", std::to_string(GetParam())}, {"TEST_SILENCE_MS", kSanitized ? "100" : "50"}});
+  ASSERT_TRUE(eventually([&] { return is_in(caller, "ready\n"); }, 60s)) << caller.output();
+  SeededRandom random(23);
+  const Deadline enough = Deadline::after(30s);
+  int stopped = 0;
+  bool goes_on = true;
+  for (; goes_on && stopped < stops && !enough.expired(); ++stopped) {
+    // Any moment of a call.
+    std::this_thread::sleep_for(random.up_to(20ms));
+    const int losses = count_of("lost\n", caller);
+    server.signal(SIGSTOP);
+    goes_on = eventually([&] { return count_of("lost\n", caller) > losses; }, 20s);
+    EXPECT_TRUE(goes_on) << "not given up; it wrote:\n" << caller.output();
+    // Some of them when the caller has dialled anew, and waits for that.
+    std::this_thread::sleep_for(random.up_to(50ms));
+    const int answers = count_of("again\n", caller);
+    server.signal(SIGCONT);
+    goes_on = eventually([&] { return count_of("again\n", caller) > answers; }, 20s) && goes_on;
+    EXPECT_TRUE(goes_on) << "no answers any more; it wrote:\n" << caller.output();
+  }
+  caller.signal(SIGUSR1);
+  const Process::End end = caller.wait(60s);
+  EXPECT_EQ(end.status, 0) << end.output;
+  EXPECT_EQ(server.wait(60s).status, 0);
+  const std::string found = line_with(" answered, ", end.output);
+  EXPECT_THAT(found, HasSubstr("; 0 wrong answers, 0 wrong arguments, 0 threads failed"));
+  int answered = 0, given_up = 0;
+  EXPECT_EQ(std::sscanf(found.c_str(), "%d answered, %d given up", &answered, &given_up), 2);
+  EXPECT_GE(answered, stopped);
+  EXPECT_GE(given_up, stopped);
+  RecordProperty("ended", found);
+  std::printf("%s: %d stops; %s\n", kWays[GetParam()].name, stopped, found.c_str());
 }
 
 TEST_P(LentMemory, IsOneWorkersAtATimeWhereItIsGivenAway) {
@@ -414,8 +537,10 @@ TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
 
 std::map<std::string, Role> lent_memory_roles() {
   return {{"serve", serve},
+          {"serve_until_told", serve_until_told},
           {"call_and_change", call_and_change},
           {"call_and_give", call_and_give},
+          {"call_and_give_up", call_and_give_up},
           {"outlive", outlive},
           {"send_large", send_large}};
 }
