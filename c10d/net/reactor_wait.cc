@@ -245,7 +245,8 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
 bool Reactor::look_between_turns(FutureCore& future, TimePoint start, Deadline deadline,
                                  Source& source, Role& role) {
   bool has_looked = false, ready = false;
-  for (TurnsOfOthers turns(start, source.questions_); !ready && !deadline.expired() && turns.pass();) {
+  for (TurnsOfOthers turns(start, source.questions_);
+       !ready && !deadline.expired() && turns.pass();) {
     look_at(source, role);
     if (role.leases()) role.release();
     has_looked = true;
