@@ -557,7 +557,7 @@ Route Connection::route() const {
   MutexLock lock(mutex_);
   route.transport = stream_ ? stream_->describe() : "none";
   route.refused = refused_;
-  route.reads_memory = readable_process_ != 0;
+  route.reads_memory = reads_.load();
   route.is_read = may_offer_.load();
   route.why_not_read = why_not_read_;
   route.lanes = static_cast<int>(lanes_.size());

@@ -195,6 +195,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void agree_on_reading_locked(const wire::Hello& peer) FARSPAN_REQUIRES(mutex_);
   void tell_about_route();
   void stop_offering(uint64_t error);
+  void note_unreadable(int error);
   void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
                         std::vector<Buffer> segments = {});
   void send_instead(const wire::OutFrame& frame, const Error& why);
@@ -251,6 +252,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   mutable Mutex mutex_;
   std::vector<std::string> refused_ FARSPAN_GUARDED_BY(mutex_);
   std::string why_not_read_ FARSPAN_GUARDED_BY(mutex_);
+  std::atomic<bool> reads_{false};  // until the peer's memory cannot be read
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Lane>> lanes_ FARSPAN_GUARDED_BY(mutex_);

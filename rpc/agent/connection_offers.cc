@@ -49,6 +49,7 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
       why_not_read_ = "its process cannot be told from others";
     } else {
       readable_process_ = process;
+      reads_.store(true);
       mapped_blocks_ =
           net::MappedBlocks::make(process, reactor_.timers(),
                                   [weak = weak_from_this()](uint64_t block) {
@@ -102,6 +103,19 @@ void Connection::stop_offering(uint64_t error) {
       "worker '" + peer_.name + "': no tensors are read out of memory: " + why);
 }
 
+// The peer is told with each ASK, and offers no more.
+void Connection::note_unreadable(int error) {
+  if (!reads_.exchange(false)) return;
+  const std::string why =
+      std::string("this worker cannot read its memory any more: ") + std::strerror(error);
+  {
+    MutexLock lock(mutex_);
+    why_not_read_ = why;
+  }
+  log(LogLevel::kInfo, "agent",
+      "worker '" + peer_.name + "': its tensors are not read out of memory: " + why);
+}
+
 uint64_t Connection::offer(wire::OutFrame& frame) {
   if (!may_offer_.load(std::memory_order_acquire)) return 0;  // behind what open() has set
   if (has_lanes_) return offers_.make(frame, options_.lane_bytes);
@@ -126,7 +140,8 @@ void Connection::pull(wire::InFrame&& frame) {
     return close(Error(Code::kCorrupt, "it offers its memory, which was not agreed on"));
   }
   deliveries_.fetch_add(1);
-  if (readable_process_ == 0) return on_pulled(std::move(frame), has_lanes_ ? kNotTried : ESRCH);
+  // Which may be heard of before what tell_about_route() says.
+  if (readable_process_ == 0) return on_pulled(std::move(frame), has_lanes_ ? kNotTried : EPERM);
   std::shared_ptr<Pull> pull;
   try {
     if (!frame.handed_over.empty()) map_blocks(frame);
@@ -171,6 +186,7 @@ void Connection::map_blocks(wire::InFrame& frame) {
 void Connection::on_pulled(wire::InFrame frame, int error) {
   const uint64_t id = frame.offer.id;
   if (error != 0) {
+    if (error != ESTALE && error != kNotTried) note_unreadable(error);
     asked_.keep(std::move(frame));
     send_about_offer(wire::Kind::kAsk, id, error == kNotTried ? 0 : static_cast<uint64_t>(error));
     if (ends_last()) close_ended();

@@ -245,6 +245,9 @@ TEST_P(AttachRefusedByTheSystem, InTheMiddleOfTrafficTheRestTravels) {
     // Its answers are read as before.
     EXPECT_THAT(output, HasSubstr("\nafter: reads, is not read, has read, why: it cannot read "
                                   "this worker's memory: Operation not permitted\n"));
+    EXPECT_THAT(output,
+                HasSubstr("\nserver after: does not read, is read, has read, why: this worker "
+                          "cannot read its memory any more: Operation not permitted\n"));
   }
 }
 
