@@ -249,7 +249,8 @@ int call_and_give_up() {
   };
   const auto make_calls = [&](int thread) {
     SeededRandom random(static_cast<uint64_t>(thread) + 31);
-    for (int64_t call = int64_t{1'000'000'000} * (thread + 1); !was_stopped_enough; call += 3'000'000) {
+    for (int64_t call = int64_t{1'000'000'000} * (thread + 1); !was_stopped_enough;
+         call += 3'000'000) {
       const auto count = static_cast<int64_t>(8'192 + random.below(1 << 20));
       Tensor x = pattern(call, count);
       try {
