@@ -37,25 +37,31 @@ Buffer MappedBlocks::map(const BlockName& block, uint64_t offset, uint64_t bytes
   if (offset > block.bytes || bytes > block.bytes - offset) {
     throw Error(Code::kCorrupt, "a place outside of the block that it is said to be in");
   }
-  {
+  // It stays where it is as long as it is in use.
+  const Mapped* mapped = take_idle(block);
+  if (!mapped) {
+    SharedMemory memory = open(block);
+    memory.close_descriptor();
     MutexLock lock(mutex_);
-    const auto found = all_.find(block.id);
-    if (found != all_.end()) {
-      Mapped& mapped = found->second;
-      if (mapped.in_use || mapped.memory.size() != block.bytes) {
-        throw Error(Code::kCorrupt, "a block was handed over that is in use here");
-      }
-      mapped.in_use = true;
-      options_.bytes->drop(block.bytes);
-      return use(mapped, block.id, offset, bytes);
-    }
+    const auto [added, is_new] = all_.try_emplace(block.id, Mapped{std::move(memory)});
+    if (!is_new) throw Error(Code::kCorrupt, "a block was handed over twice at once");
+    mapped = &added->second;
   }
-  SharedMemory memory = open(block);
-  memory.close_descriptor();
+  return use(*mapped, block.id, offset, bytes);
+}
+
+// Null: it is not mapped.
+const MappedBlocks::Mapped* MappedBlocks::take_idle(const BlockName& block) {
   MutexLock lock(mutex_);
-  const auto [added, is_new] = all_.try_emplace(block.id, Mapped{std::move(memory)});
-  if (!is_new) throw Error(Code::kCorrupt, "a block was handed over twice at once");
-  return use(added->second, block.id, offset, bytes);
+  const auto found = all_.find(block.id);
+  if (found == all_.end()) return nullptr;
+  Mapped& mapped = found->second;
+  if (mapped.in_use || mapped.memory.size() != block.bytes) {
+    throw Error(Code::kCorrupt, "a block was handed over that is in use here");
+  }
+  mapped.in_use = true;
+  options_.bytes->drop(block.bytes);
+  return &mapped;
 }
 
 SharedMemory MappedBlocks::open(const BlockName& block) const {
@@ -84,17 +90,15 @@ Buffer MappedBlocks::copy_for(uint64_t block, const Buffer& copy) {
                 std::shared_ptr<void>(copy.data(), [self = shared_from_this(), block,
                                                     owner = copy.owner()](void*) mutable {
                   owner.reset();
-                  self->give_back(block);
+                  self->tell(block);
                 }));
 }
 
 // It is idle before the owner hears of it, who may hand it over again at once.
 void MappedBlocks::give_back(uint64_t block) noexcept {
-  std::shared_ptr<const OnReturn> on_return;
   All::node_type dropped;  // unmapped outside the lock
   {
     MutexLock lock(mutex_);
-    on_return = on_return_;
     const auto found = all_.find(block);
     if (found != all_.end() && found->second.in_use) {
       options_.bytes->end_use(found->second.memory.size());
@@ -102,6 +106,15 @@ void MappedBlocks::give_back(uint64_t block) noexcept {
     }
   }
   dropped = {};
+  tell(block);
+}
+
+void MappedBlocks::tell(uint64_t block) noexcept {
+  std::shared_ptr<const OnReturn> on_return;
+  {
+    MutexLock lock(mutex_);
+    on_return = on_return_;
+  }
   if (on_return) (*on_return)(block);
 }
 

@@ -81,7 +81,9 @@ class MappedBlocks : public std::enable_shared_from_this<MappedBlocks> {
   using All = std::unordered_map<uint64_t, Mapped>;
   SharedMemory open(const BlockName& block) const;
   Buffer use(const Mapped& mapped, uint64_t block, uint64_t offset, uint64_t bytes);
+  const Mapped* take_idle(const BlockName& block);
   void give_back(uint64_t block) noexcept;
+  void tell(uint64_t block) noexcept;
   bool keep_locked(Mapped& mapped) noexcept FARSPAN_REQUIRES(mutex_);
   template <class Condition>
   void drop_idle_locked(const Condition& condition) noexcept FARSPAN_REQUIRES(mutex_);

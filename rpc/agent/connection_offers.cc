@@ -88,11 +88,11 @@ void Connection::tell_about_route() {
 }
 
 void Connection::stop_offering(uint64_t error) {
-  if (!may_offer_.exchange(false)) return;
   const std::string why =
       std::string("it cannot read this worker's memory: ") + std::strerror(static_cast<int>(error));
   {
     MutexLock lock(mutex_);
+    if (!may_offer_.exchange(false)) return;
     why_not_read_ = why;
   }
   if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
@@ -103,14 +103,19 @@ void Connection::stop_offering(uint64_t error) {
       "worker '" + peer_.name + "': no tensors are read out of memory: " + why);
 }
 
-// The peer is told with each ASK, and offers no more.
+// The peer is told with each ASK, and stops to offer.
 void Connection::note_unreadable(int error) {
-  if (!reads_.exchange(false)) return;
   const std::string why =
       std::string("this worker cannot read its memory any more: ") + std::strerror(error);
   {
     MutexLock lock(mutex_);
+    if (!reads_.exchange(false)) return;
     why_not_read_ = why;
+  }
+  if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
+    return close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + why)
+                     .advice("look at what has changed for this process, or use "
+                             "CrossMemoryAttach::kAllowed"));
   }
   log(LogLevel::kInfo, "agent",
       "worker '" + peer_.name + "': its tensors are not read out of memory: " + why);
@@ -186,7 +191,8 @@ void Connection::map_blocks(wire::InFrame& frame) {
 void Connection::on_pulled(wire::InFrame frame, int error) {
   const uint64_t id = frame.offer.id;
   if (error != 0) {
-    if (error != ESTALE && error != kNotTried) note_unreadable(error);
+    const bool is_gone = error == ESRCH;  // as its line's end says
+    if (error != ESTALE && error != kNotTried && !is_gone) note_unreadable(error);
     asked_.keep(std::move(frame));
     send_about_offer(wire::Kind::kAsk, id, error == kNotTried ? 0 : static_cast<uint64_t>(error));
     if (ends_last()) close_ended();

@@ -122,7 +122,7 @@ struct MessengerCounters : BytesMoved {
   // the former, what others have now.
   uint64_t shared_memory = 0, idle_shared_memory = 0, handed_over_memory = 0;
   // Of others' empty_shared() that were given to this worker: in use, and still mapped for the next
-  // time; at most 1 GiB of the latter, of all workers together.
+  // time; about 1 GiB of the latter at most, of all workers together.
   uint64_t mapped_memory = 0, idle_mapped_memory = 0;
 };
 

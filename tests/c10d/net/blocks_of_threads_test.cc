@@ -221,12 +221,12 @@ TEST_F(BlocksOfThreads, AreMappedAndLetGoWhileTheirLineEnds) {
   running_ = kThreads;  // before the other thread looks
   std::thread ends([&] {
     SeededRandom random(99);
-    while (running_ > 0) {
+    do {
       const uint64_t enough = mapped_ + 1 + random.below(40);
       while (mapped_ < enough && running_ > 0) std::this_thread::yield();
       change_line();
       ++ended;
-    }
+    } while (running_ > 0);
   });
   run_threads([&](SeededRandom& random) {
     for (int block = 0; block < repetitions(200); ++block) give_and_take(random);
