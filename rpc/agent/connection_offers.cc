@@ -236,7 +236,8 @@ class Connection::Borrowed {
   ~Borrowed() {
     if (const auto strong = line_.lock()) {
       auto& line = static_cast<Connection&>(*strong);
-      if (line.is_open()) line.send_about_offer(wire::Kind::kReleased, lease_, 0);
+      // Also while it is opening: what it has lent may have come, and gone, before open() is done.
+      if (!line.is_closed()) line.send_about_offer(wire::Kind::kReleased, lease_, 0);
     }
     count_->fetch_sub(1);
   }
