@@ -30,7 +30,8 @@ struct CallOptions {
   std::optional<Millis> timeout;
 };
 
-// For a worker. Zero, empty or absent: the default, or what the environment says.
+// For a worker. Empty, absent or, where it makes no sense, zero: the default, or what the
+// environment says.
 struct WorkerOptions {
   // Who this is. Names are unique in the job: letters, digits, '_', '-', ':', '.', up to 128.
   int rank = -1;        // RANK
@@ -75,8 +76,8 @@ struct WorkerOptions {
   int threads = 0;        // functions that run at once and do not wait; 0: the cores, from 2 to 16
   int max_threads = 256;  // with those that wait
   // For how long, at most, a thread polls for a message before it sleeps, where most have come that
-  // soon lately and no other thread of this host lacks a processor; 0: it sleeps at once. While the
-  // bytes of a large message pass it polls on.
+  // soon lately and no other thread of this host lacks a processor (else it looks between their
+  // turns, a few times); 0: it sleeps at once. While the bytes of a large message pass it polls on.
   std::chrono::microseconds max_polling{200};
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of calls to one worker; more must wait
 };

@@ -103,6 +103,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   Millis rpc_timeout() const noexcept { return settings_.rpc_timeout; }
   Millis shutdown_timeout() const noexcept { return settings_.shutdown_timeout; }
+  // What it has done, and what it holds: rpc/agent/messenger.h says which.
   agent::MessengerCounters counters() const;
   // The ways to other workers that are open.
   std::vector<Route> routes() const;

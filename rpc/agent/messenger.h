@@ -102,7 +102,7 @@ struct CallContext {
 CallContext& current_call() noexcept;
 
 struct MessengerCounters : BytesMoved {
-  uint64_t calls_sent = 0, calls_received = 0;
+  uint64_t calls_sent = 0, calls_received = 0;  // those that are answered
   // Requests and one-way messages, but those by which workers agree to end; on the lines that there
   // are now. So the sums over all workers agree when nothing is under way, whatever was lost.
   uint64_t requests_sent = 0, requests_received = 0;
@@ -110,19 +110,20 @@ struct MessengerCounters : BytesMoved {
   int64_t in_flight = 0;  // requests of ours that wait for their answer
   int connections = 0;
   int threads = 0;
-  // Polling for messages (WorkerOptions::max_polling): how often it found one, how often it ended
-  // with a sleep, and how long it took in all.
+  // Polling for messages (WorkerOptions::max_polling): how often it found some, how often it ended
+  // with a sleep, and how long it took in all. Where others want every processor a thread looks
+  // between their turns instead: that is counted, and takes none of the time.
   uint64_t polls_that_found = 0, polls_in_vain = 0;
   std::chrono::nanoseconds polling{};
   uint64_t wakeups = 0;  // idle threads that were woken to run what another could not
   // Memory of tensors that have come: of those that live, and kept for those that come.
   uint64_t received_memory = 0, idle_memory = 0;
   uint64_t offered_memory = 0;  // of tensors that others may be reading: kept until they have
-  // Of empty_shared(): of those that live here or were given to others, and kept for new ones; of
-  // the former, what others have now.
+  // Of empty_shared(): of those that live here or were given to others; kept for new ones, 1 GiB at
+  // most; and what of the first others have now.
   uint64_t shared_memory = 0, idle_shared_memory = 0, handed_over_memory = 0;
-  // Of others' empty_shared() that were given to this worker: in use, and still mapped for the next
-  // time; about 1 GiB of the latter at most, of all workers together.
+  // Of others' empty_shared(), which were given to this worker: in use; and idle, but still mapped
+  // for the next time, about 1 GiB at most.
   uint64_t mapped_memory = 0, idle_mapped_memory = 0;
 };
 
