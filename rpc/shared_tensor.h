@@ -8,9 +8,9 @@
 //
 // What changes hands is the memory: nobody here may have another tensor of the same storage (a view
 // that is alive, what autograd has saved), or the bytes are copied as usual. The same happens for
-// views, for memory that was itself handed over, for calls to the own worker and to other hosts, and
-// where CrossMemoryAttach does not work. The memory comes back for the next such tensor when the
-// last tensor over it is gone there. Route::bytes_handed_over says what came that way.
+// views, for memory that was itself handed over, for calls to the own worker and to other hosts,
+// and where CrossMemoryAttach does not work. The memory comes back for the next such tensor when
+// the last tensor over it is gone there. Route::bytes_handed_over says what came that way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
