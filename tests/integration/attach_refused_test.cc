@@ -7,11 +7,6 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,6 +25,7 @@
 
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
+#include "support/forbid_reading.h"
 #include "support/sanitizers.h"
 #include "support/seeded_random.h"
 
@@ -79,21 +75,7 @@ std::string route_here() {
   return other == routes.end() ? "none" : text_of(*other);
 }
 
-// From now on, for all threads of this process.
-//   returns  0, or an errno
-int64_t forbid_reading() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter{4, program};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno;
-  const long failed =
-      syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter);
-  return failed < 0 ? errno : failed > 0 ? ESRCH : 0;  // > 0: a thread that has other filters
-}
+int64_t forbid_reading() { return forbid_reading_processes(); }
 FARSPAN_REGISTER_AS("refused.exchange", exchange);
 FARSPAN_REGISTER_AS("refused.exchange_shared", exchange_shared);
 FARSPAN_REGISTER_AS("refused.findings", findings);

@@ -110,7 +110,7 @@ std::multiset<std::string> holdings_of_idle_process() {
   options.world_size = 1;
   options.store = std::make_shared<dist::HashStore>();
   init_rpc("alone", options);
-  rpc_sync("alone", sleep_for, 20);
+  rpc_sync("alone", sleep_for, 20);  // longer than this thread polls
   shutdown();
   return holdings();
 }
@@ -242,10 +242,6 @@ int call_and_leave() {
   return 0;
 }
 
-bool is_in(const Process& process, const std::string& text) {
-  return process.output().find(text) != std::string::npos;
-}
-
 // Memory that has a name and so outlives all who use it: farspan's in /dev/shm, and of System V
 // what one of these processes has made.
 std::set<std::string> named_memory(const std::set<pid_t>& makers) {
@@ -321,15 +317,16 @@ TEST_F(KilledWorkers, LeaveNothingToThoseWhomTheyWereJoining) {
     std::vector<Process*> survivors;
     for (const int rank : {0, 1}) survivors.push_back(&job.start("outlive_the_last", rank));
     for (Process* survivor : survivors) {
-      ASSERT_TRUE(eventually([&] { return is_in(*survivor, "joining\n"); }, 60s))
+      ASSERT_TRUE(eventually([&] { return survivor->has_written("joining\n"); }, 60s))
           << survivor->output();
     }
     Process& killed = job.start("call_until_killed", 2);
     // Half of them before LibTorch is loaded, as a rule; the others when they dial and call.
     if (round / 2 % 2 == 1) {
-      ASSERT_TRUE(eventually([&] { return is_in(killed, "joining\n"); }, 60s)) << killed.output();
+      ASSERT_TRUE(eventually([&] { return killed.has_written("joining\n"); }, 60s))
+          << killed.output();
     }
-    std::this_thread::sleep_for(random_.up_to(300ms));
+    std::this_thread::sleep_for(random_.up_to(300ms));  // any moment of that
     killed.signal(SIGKILL);
     EXPECT_EQ(killed.wait(60s).status, 128 + SIGKILL);
     const std::string first = end_of(*survivors[0]), second = end_of(*survivors[1]);
@@ -374,7 +371,8 @@ TEST_F(KilledWorkers, LeaveNothingToThoseWithWhomTheyWereLeaving) {
                                    {{"TEST_PAUSE_MS", std::to_string(random_.below(20))}}));
     }
     Process& killed = *workers[static_cast<size_t>(victim)];
-    ASSERT_TRUE(eventually([&] { return is_in(killed, "leaving\n") || !killed.running(); }, 60s))
+    ASSERT_TRUE(
+        eventually([&] { return killed.has_written("leaving\n") || !killed.running(); }, 60s))
         << killed.output();
     // While it waits for the others, or is through with it.
     std::this_thread::sleep_for(random_.up_to(30ms));

@@ -301,9 +301,6 @@ int count_of(const std::string& text, const Process& process) {
   return count;
 }
 
-bool is_in(const Process& process, const std::string& text) {
-  return process.output().find(text) != std::string::npos;
-}
 // The one that has this text; empty: none has.
 std::string line_with(const std::string& text, const std::string& output) {
   std::istringstream lines(output);
@@ -331,11 +328,11 @@ INSTANTIATE_TEST_SUITE_P(Ways, LentMemory, ::testing::Range(0, 4),
 std::string LentMemory::run_with_stops(const std::string& role, int events) {
   Process& server = start("serve", 0, 2);
   Process& caller = start(role, 1, 2, events);
-  EXPECT_TRUE(eventually([&] { return is_in(caller, "ready") || !caller.running(); }));
+  EXPECT_TRUE(eventually([&] { return caller.has_written("ready") || !caller.running(); }));
   SeededRandom random(11);
   int stops = 0, reader_stops = 0;
   const Deadline limit = Deadline::after(300s);  // then it fails, for the caller does not end
-  while (caller.running() && !is_in(caller, "done") && !limit.expired()) {
+  while (caller.running() && !caller.has_written("done") && !limit.expired()) {
     Process& stopped = random.chance(0.7) ? server : caller;
     stopped.signal(SIGSTOP);
     std::this_thread::sleep_for(random.up_to(12ms));
@@ -379,7 +376,7 @@ TEST_P(LentMemory, IsNotReadByWhoWasGivenUpForHisSilence) {
   Process& caller = launch_.start(
       "call_and_give_up", 1, 2,
       {{"TEST_WAY", std::to_string(GetParam())}, {"TEST_SILENCE_MS", kSanitized ? "100" : "50"}});
-  ASSERT_TRUE(eventually([&] { return is_in(caller, "ready\n"); }, 60s)) << caller.output();
+  ASSERT_TRUE(eventually([&] { return caller.has_written("ready\n"); }, 60s)) << caller.output();
   SeededRandom random(23);
   const Deadline enough = Deadline::after(30s);
   int stopped = 0;
@@ -516,7 +513,8 @@ TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
                                     {{"TEST_WAY", std::to_string(GetParam())},
                                      {"TEST_NAME", "server" + std::to_string(rank)}}));
   }
-  ASSERT_TRUE(eventually([&] { return is_in(survivor, "busy\nbusy\nbusy\nbusy\nbusy\n"); }, 60s))
+  ASSERT_TRUE(
+      eventually([&] { return survivor.has_written("busy\nbusy\nbusy\nbusy\nbusy\n"); }, 60s))
       << survivor.output();
   SeededRandom random(seed);
   for (Process* other : others) {

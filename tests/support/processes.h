@@ -54,6 +54,9 @@ class Process {
   End wait(Clock::duration limit);
   // What it has written so far.
   std::string output() const;
+  bool has_written(const std::string& text) const {
+    return output().find(text) != std::string::npos;
+  }
 
  private:
   pid_t pid_ = -1;

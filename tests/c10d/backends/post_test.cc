@@ -3,13 +3,9 @@
 // ThreadSanitizer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +21,7 @@
 
 #include "c10d/backends/cpu_job.h"
 #include "c10d/transport/one_transport.h"
+#include "support/forbid_reading.h"
 
 namespace farspan::dist {
 namespace {
@@ -319,25 +316,12 @@ TEST_P(Posts, ThreadsThatSendFirstAtOnceShareALine) {
   }
 }
 
-// As in containers that do not let a process read another one's memory.
-void forbid_reading_processes() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter{4, program};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-    std::perror("no filter");
-    _exit(1);
-  }
-}
-
 // Ends this process: with 0 when all arrived, and the log told once why it went another way.
 [[noreturn]] void exchange_without_attach() {
-  forbid_reading_processes();
+  if (const int error = farspan::testing::forbid_reading_processes()) {
+    std::fprintf(stderr, "no filter: %s\n", std::strerror(error));
+    _exit(1);
+  }
   std::atomic<int> told{0};
   set_log_level(LogLevel::kInfo);
   set_log_sink([&](LogLevel, std::string_view, std::string_view text) {
