@@ -92,15 +92,6 @@ std::optional<wire::InFrame> Asked::came(uint64_t offer, const wire::PieceHeader
   return std::move(waiting_.extract(offer).mapped().frame);
 }
 
-std::vector<uint64_t> Asked::wait_for_whole() {
-  std::vector<uint64_t> offers;
-  MutexLock lock(mutex_);
-  for (auto& [offer, waiting] : waiting_) {
-    if (std::exchange(waiting.in_pieces, false)) offers.push_back(offer);
-  }
-  return offers;
-}
-
 void Asked::close() {
   std::unordered_map<uint64_t, Waiting> dropped;
   MutexLock lock(mutex_);

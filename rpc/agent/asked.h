@@ -40,10 +40,6 @@ class Asked {
   std::optional<wire::InFrame> came(uint64_t offer, const wire::PieceHeader& piece,
                                     const Buffer& bytes);
 
-  // Some pieces may never come. The frames that wait for any, which from now on wait for all of
-  // their bytes at once: these are to be asked for again.
-  std::vector<uint64_t> wait_for_whole();
-
   // Drops all that is kept.
   void close();
 

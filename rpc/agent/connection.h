@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
@@ -178,7 +179,10 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void withdraw(uint64_t offer);
   std::vector<std::shared_ptr<Lane>> lanes() const;
   BytesMoved by_lanes_locked() const FARSPAN_REQUIRES(mutex_);
-  bool send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments);
+  bool send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments)
+      FARSPAN_REQUIRES(answering_);
+  void send_whole(uint64_t offer) FARSPAN_REQUIRES(answering_);
+  void forget_pieces(uint64_t offer);
   Buffer place_of(uint64_t offer, const wire::PieceHeader& piece, size_t bytes) override;
   void on_pieces(std::vector<wire::InFrame> pieces) override;
   void on_lane_end(Lane& lane, const Error& why) override;
@@ -256,6 +260,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Lane>> lanes_ FARSPAN_GUARDED_BY(mutex_);
+  std::unordered_set<uint64_t> in_pieces_ FARSPAN_GUARDED_BY(mutex_);  // offers, until taken
   BytesMoved by_ended_lanes_ FARSPAN_GUARDED_BY(mutex_);
   Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;

@@ -61,6 +61,10 @@ bool Connection::send_in_pieces(uint64_t offer, const std::vector<Buffer>& segme
     if (!lanes_wanted_.exchange(true)) owner_.on_lanes_wanted(self());
     return false;
   }
+  {
+    MutexLock lock(mutex_);
+    in_pieces_.insert(offer);
+  }
   size_t next = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
     for (size_t offset = 0; offset < segments[i].size(); offset += wire::kPieceBytes) {
@@ -95,7 +99,13 @@ void Connection::on_pieces(std::vector<wire::InFrame> pieces) {
   if (!whole.empty()) deliver_all(std::move(whole));
 }
 
-// What it would have brought is asked for again, and comes by the line.
+void Connection::forget_pieces(uint64_t offer) {
+  if (!has_lanes_) return;
+  MutexLock lock(mutex_);
+  in_pieces_.erase(offer);
+}
+
+// Which of its pieces have come only the peer knows: what is not taken goes again, by the line.
 void Connection::on_lane_end(Lane& lane, const Error& why) {
   {
     MutexLock lock(mutex_);
@@ -107,9 +117,16 @@ void Connection::on_lane_end(Lane& lane, const Error& why) {
     if (lanes_.empty()) lanes_wanted_ = false;  // others may be dialled
   }
   log(LogLevel::kInfo, "agent", "a lane to worker '" + peer_.name + "' has ended: " + why.what());
-  for (const uint64_t offer : asked_.wait_for_whole()) {
-    send_about_offer(wire::Kind::kAsk, offer, EPIPE);
+  {
+    MutexLock answering(answering_);  // who gave it pieces has noted them; others do not know it
+    std::unordered_set<uint64_t> again;
+    {
+      MutexLock lock(mutex_);
+      again.swap(in_pieces_);
+    }
+    for (const uint64_t offer : again) send_whole(offer);
   }
+  make_room();
 }
 
 }  // namespace farspan::agent

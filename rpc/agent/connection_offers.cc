@@ -212,6 +212,7 @@ void Connection::on_pulled(wire::InFrame frame, int error) {
 void Connection::on_offer(wire::InFrame&& frame) {
   const uint64_t id = frame.header.request_id;
   if (frame.header.kind == wire::Kind::kTaken) {
+    forget_pieces(id);
     offers_.withdraw(id);
     return make_room();
   }
@@ -258,12 +259,16 @@ void Connection::on_ask(uint64_t id, uint64_t error) {
   if (could_not && !offers_.segments_of(id).empty()) stop_offering(error);
   {
     MutexLock lock(answering_);
-    std::vector<Buffer> segments = offers_.segments_of(id);
-    if (error == 0 && send_in_pieces(id, segments)) return;
-    send_about_offer(wire::Kind::kBytes, id, 0, std::move(segments));
-    offers_.withdraw(id);
+    if (error == 0 && send_in_pieces(id, offers_.segments_of(id))) return;
+    send_whole(id);
   }
   make_room();
+}
+
+// With nothing where it was withdrawn.
+void Connection::send_whole(uint64_t offer) {
+  send_about_offer(wire::Kind::kBytes, offer, 0, offers_.segments_of(offer));
+  offers_.withdraw(offer);
 }
 
 // The offered segments of a frame that was kept for them.
@@ -303,6 +308,7 @@ void Connection::withdraw(uint64_t offer) {
     if (given_up.broken) close_broken();
     is_missed = !given_up.dropped.empty();
     for (const auto& lane : lanes()) is_missed |= lane->give_up(offer);
+    if (is_missed) forget_pieces(offer);
   }
   if (is_missed) send_about_offer(wire::Kind::kBytes, offer, 0);
   if (flush()) reactor_.flush_when_writable(*this);  // others may have left it to this thread

@@ -116,12 +116,11 @@ TEST(Asked, WhatNobodyWaitsForGoesNowhere) {
   EXPECT_FALSE(asked.take(kOffer));
 }
 
-TEST(Asked, WhatWaitsForAllOfItHeedsNoPieces) {
+TEST(Asked, WhatIsReadAtOnceHeedsNoPieces) {
   Asked asked;
   asked.keep(offered_frame());
   const Buffer begun = asked.place(kOffer, {1, 0}, kPieceBytes);
-  EXPECT_EQ(asked.wait_for_whole(), std::vector<uint64_t>{kOffer});
-  EXPECT_EQ(asked.wait_for_whole(), std::vector<uint64_t>{}) << "asks once";
+  EXPECT_FALSE(asked.place_of_whole(kOffer, 0, kLarge).empty());
   EXPECT_FALSE(asked.came(kOffer, {1, 0}, begun));
   EXPECT_TRUE(asked.place(kOffer, {0, 0}, kPieceBytes).empty());
   EXPECT_TRUE(asked.take(kOffer));

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <functional>
 #include <random>
 #include <set>
 #include <thread>
@@ -26,7 +27,7 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 constexpr int kLanes = 4;
-constexpr size_t kLarge = (9 << 20) + 123;
+constexpr size_t kLarge = (9 << 20) + 123, kLittle = 100'000;
 const char* const kThere = "127.0.0.2";
 
 agent::AgentOptions options(int rank, int lanes = kLanes) {
@@ -145,7 +146,7 @@ TEST_F(LanesTest, MayBeLostAtAnyMoment) {
   std::mt19937 random(1);
   expect_echo({pattern(10)});
   const std::set<int> line = sockets_there();
-  for (int round = 0; round < 5; ++round) {
+  for (int round = 0; round < repetitions(30); ++round) {
     if (round == 0) open_lanes();
     std::vector<int> lanes;
     for (const int socket : sockets_there()) {
@@ -246,6 +247,7 @@ class StrangersLaneTest : public ::testing::Test {
   // Those of this process that dial it have another address.
   static agent::AgentOptions with_address(agent::AgentOptions options) {
     options.bind_host = kThere;
+    options.connection.lane_bytes = kLittle;
     return options;
   }
   static wire::Hello hello() {
@@ -316,7 +318,7 @@ TEST_F(StrangersLaneTest, ItIsAskedAndBringsPieces) {
   EXPECT_EQ(taken->header.request_id, 5u);
 }
 
-TEST_F(StrangersLaneTest, WhatALaneThatEndsDidNotBringIsAskedFor) {
+TEST_F(StrangersLaneTest, ALaneThatBringsWhatItShouldNotEnds) {
   EXPECT_TRUE(eventually([&] { return agent_.counters().connections == 1; }));
   const Bytes large = pattern((1 << 20) + 40'000, 3);
   const RawFrame wrong[] = {piece(0, 5, Bytes(100)), piece(1, 0, Bytes(40'000)),
@@ -332,19 +334,95 @@ TEST_F(StrangersLaneTest, WhatALaneThatEndsDidNotBringIsAskedFor) {
     ASSERT_TRUE(line_->hear());
     lane->say(piece(0, 0, Bytes(1 << 20)));
     lane->say(last);
-    const auto again = line_->hear();
-    ASSERT_TRUE(again);
-    EXPECT_EQ(again->header.kind, wire::Kind::kAsk);
-    uint64_t error = 0;
-    ASSERT_EQ(again->meta.size(), sizeof error);
-    std::memcpy(&error, again->meta.data(), sizeof error);
-    EXPECT_EQ(error, uint64_t{EPIPE});
     EXPECT_FALSE(lane->hear()) << "it is closed";
     line_->say(RawFrame{.kind = 9, .flags = 4, .request_id = 5, .segments = {large}});
     ASSERT_TRUE(brought_.future().wait_for(seconds(20)));
     EXPECT_EQ(brought_.future().value(), large);
     ASSERT_TRUE(line_->hear()) << "the answer";
   }
+}
+
+// What the agent offers to a worker there, who has asked for it, goes on two lanes.
+class LostLaneTest : public StrangersLaneTest {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(eventually([&] { return agent_.counters().connections == 1; }));
+    lost_ = dial_lane(77);
+    other_ = dial_lane(77);
+    ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 2; }));
+  }
+  std::shared_ptr<Answer> call(
+      const Bytes& large, Deadline deadline, const std::function<void()>& before_asking = [] {}) {
+    auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    frame.segments = {Buffer::copy_of(large)};
+    agent_.call(1, frame, deadline, answer, false);
+    offer_ = line_->hear().value().offer.id;
+    before_asking();
+    line_->say(RawFrame{.kind = 8, .flags = 4, .request_id = offer_});
+    return answer;
+  }
+  void expect_bytes(const std::vector<Bytes>& segments) {
+    const auto bytes = line_->hear();
+    ASSERT_TRUE(bytes);
+    EXPECT_EQ(bytes->header.kind, wire::Kind::kBytes);
+    EXPECT_EQ(bytes->header.request_id, offer_);
+    ASSERT_EQ(bytes->segments.size(), segments.size());
+    for (size_t i = 0; i < segments.size(); ++i) {
+      EXPECT_TRUE(same(bytes->segments[i].span(), segments[i]));
+    }
+  }
+
+  std::unique_ptr<Stranger> lost_, other_;
+  uint64_t offer_ = 0;
+};
+
+TEST_F(LostLaneTest, WhatItHadToBringGoesByTheLine) {
+  const Bytes large = pattern(kLarge, 3);
+  call(large, Deadline::after(seconds(60)));
+  const auto first = other_->hear();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->header.kind, wire::Kind::kPiece);
+  lost_.reset();
+  expect_bytes({large});
+}
+
+// The agent may see a lane's end after it has given it something: nothing is missed.
+TEST_F(LostLaneTest, MayBeLostWhileItIsGivenSomething) {
+  other_.reset();
+  for (int round = 0; round < repetitions(200); ++round) {
+    ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; })) << round;
+    const Bytes little = pattern(kLittle, static_cast<size_t>(round));
+    const auto answer = call(little, Deadline::after(seconds(60)), [&] { lost_.reset(); });
+    expect_bytes({little});
+    if (HasFailure()) FAIL() << "in round " << round;
+    lost_ = dial_lane(77);
+  }
+}
+
+TEST_F(LostLaneTest, WhatWasWithdrawnIsSaidToBeGone) {
+  other_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; }));
+  const auto answer = call(Bytes(kLittle), Deadline::after(milliseconds(100)));
+  ASSERT_TRUE(lost_->hear()) << "all of it, so that nothing is left to be withdrawn";
+  ASSERT_TRUE(answer->future().wait_for(seconds(20)));
+  EXPECT_TRUE(answer->future().has_error());
+  lost_.reset();
+  expect_bytes({});
+}
+
+TEST_F(LostLaneTest, WhatWasTakenIsNotSentAgain) {
+  other_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; }));
+  call(Bytes(kLittle), Deadline::after(seconds(60)));
+  line_->say(RawFrame{.kind = 7, .flags = 4, .request_id = offer_});
+  ASSERT_TRUE(eventually([&] { return agent_.counters().offered_memory == 0; }));
+  lost_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 0; }));
+  line_->say(RawFrame{.kind = 4, .flags = 4});
+  const auto next = line_->hear();
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->header.kind, wire::Kind::kPong);
 }
 
 }  // namespace
