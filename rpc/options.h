@@ -78,6 +78,8 @@ struct WorkerOptions {
   // For how long, at most, a thread polls for a message before it sleeps, where most have come that
   // soon lately and no other thread of this host lacks a processor (else it looks between their
   // turns, a few times); 0: it sleeps at once. While the bytes of a large message pass it polls on.
+  // Answers of a function that always takes about the same time, and longer than this, are polled
+  // for around the time when they are due: five times as long, at most.
   std::chrono::microseconds max_polling{200};
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;  // of calls to one worker; more must wait
 };

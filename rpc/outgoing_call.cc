@@ -67,7 +67,9 @@ void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
 }
 
 void PendingResult::take_reply(wire::InFrame& reply) noexcept {
-  worker_->add_call_time(elapsed());
+  const Clock::duration took = elapsed();
+  worker_->add_call_time(took);
+  if (forecast_) forecast_->learn(took);
   settle(!reply.failed());
   try {
     if (reply.failed()) {
@@ -156,7 +158,8 @@ Error PendingResult::named(const Error& why) const {
 bool PendingResult::wait_for_answer(FutureCore& future, Deadline deadline) {
   const uint64_t outer = net::current_chain();
   if (outer == 0) net::set_current_chain(chain_);
-  const bool ready = worker_->messenger().wait(future, deadline, peer_);
+  const bool ready = worker_->messenger().wait(
+      future, deadline, peer_, forecast_ ? forecast_->after(begun_) : net::Expected());
   if (outer == 0) net::set_current_chain(0);
   return ready;
 }
@@ -166,6 +169,7 @@ OutgoingCall::OutgoingCall(Worker& worker, int to, wire::Kind kind, CallName nam
     : worker_(worker),
       to_(to),
       kind_(kind),
+      function_(function),
       name_(std::move(name)),
       scope_(worker, to, MessageWay::kRequest),
       writer_(segments_, &scope_),
@@ -188,6 +192,7 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   const Deadline deadline = worker_.deadline_for(options);
   scope_.set_deadline(deadline);
   result->deadline_ = deadline;
+  if (function_ != 0) result->forecast_ = &worker_.forecast(to_, function_);
   guard_write([&] {
     if (!extensions.empty()) write_extensions(call_, extensions);
     write_tensors(call_.getPayload(), writer_, Bulk::kShare, &result->borrowed_);

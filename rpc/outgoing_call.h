@@ -80,6 +80,7 @@ class PendingResult : public agent::ReplyHandler {
   const int peer_;
   const CallName name_;
   const TimePoint begun_;
+  net::Forecast* forecast_ = nullptr;  // of the worker's, for its peer and function
   Deadline deadline_;
   uint64_t chain_ = 0;
   std::shared_ptr<Interceptor::Scope> scope_;
@@ -138,6 +139,7 @@ class OutgoingCall {
   Worker& worker_;
   const int to_;
   const wire::Kind kind_;
+  const uint64_t function_;
   const CallName name_;
   CallScope scope_;
   std::vector<Buffer> segments_;

@@ -112,6 +112,10 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   // For the rooms above.
   void add_call_time(Clock::duration took) noexcept { call_times_.add(took); }
+  // When calls of one function to one worker are answered.
+  net::Forecast& forecast(int peer, uint64_t function) noexcept {
+    return forecasts_.of(peer, function);
+  }
   agent::Messenger& messenger() noexcept { return *messenger_; }
   const std::shared_ptr<agent::Messenger>& share_messenger() const noexcept { return messenger_; }
   void set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept;
@@ -134,6 +138,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   const std::shared_ptr<agent::Messenger> messenger_;
   const Settings settings_;
   CallTimesRecorder call_times_;
+  net::Forecasts forecasts_;
   std::shared_ptr<Interceptor> interceptor_;          // constant before the first call
   std::shared_ptr<DeviceCarrier> device_carrier_;     // likewise
   std::array<std::shared_ptr<WorkerRoom>, 3> rooms_;  // likewise

@@ -16,6 +16,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/forecast.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 #include <farspan/c10d/net/source.h>
 #include <farspan/c10d/net/task_queue.h>
@@ -28,7 +29,8 @@ enum class Station;
 struct ReactorOptions {
   int threads = 0;        // tasks that run at once and are not blocked; 0: the cores, from 2 to 16
   int max_threads = 256;  // with those that are blocked
-  // The longest that one polls, unless bytes pass; 0: never. Less where that does not pay.
+  // The longest that one polls, unless bytes pass; 0: never. Less where that does not pay. Up to
+  // Forecast::kLongestInSpins times as long around the time when an answer is expected.
   std::chrono::microseconds max_spin = kLongSpinLimit;
   std::string name = "farspan";  // of the threads, for debuggers: at most 15 characters
 };
@@ -68,8 +70,9 @@ class Reactor {
   void expect_answer(Source& source) noexcept;
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none. It
   // is not about to be added by another thread.
-  //   returns  false when the deadline passed first
-  bool wait(FutureCore& future, Deadline deadline, Source* hint);
+  //   expected  when it is likely to come: the thread sleeps until then, and polls from then on
+  //   returns   false when the deadline passed first
+  bool wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected = {});
 
   Timers& timers() noexcept { return timers_; }
   std::chrono::microseconds max_spin() const noexcept { return options_.max_spin; }
@@ -142,8 +145,13 @@ class Reactor {
   void look_at(Source& source, Role& role) noexcept;
   void look_while_bytes_pass(FutureCore& future, Deadline deadline, Source& source, Role& role,
                              const Blocked& blocked);
-  bool sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role,
-                  Slot& slot);
+  void look_when_expected(FutureCore& future, TimePoint until, Deadline deadline, Source& source,
+                          Role& role, const Blocked& blocked);
+  void look_on(FutureCore& future, SpinTime time, Deadline deadline, Source& source, Role& role,
+               const Blocked& blocked);
+  Expected within_limits(Expected expected, TimePoint start) const noexcept;
+  bool sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
+                  Expected expected, Role& role, Slot& slot);
   bool sleep_without_slot(FutureCore& future, Deadline deadline, Source* hint, Role& role,
                           Slot& slot);
   static Slot& thread_slot();

@@ -187,7 +187,7 @@ class Reactor::Inside {
   Waiter* const outer_;
 };
 
-bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
+bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected) {
   if (future.ready()) {
     if (hint) stop_waiting_for(*hint);  // which expect_answer() may have kept another one from
     return true;
@@ -198,16 +198,25 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint) {
   role.may_lease(hint && !hint->was_idle());  // whoever called after a while is not back in no time
   role.hands_over();
   Slot& slot = thread_slot();
-  const bool ready = spin_wait(future, start, deadline, hint, role) ||
-                     (slot.open() ? sleep_wait(future, start, deadline, hint, role, slot)
+  expected = hint ? within_limits(expected, start) : Expected{};
+  const bool ready = (expected.empty() && spin_wait(future, start, deadline, hint, role)) ||
+                     (slot.open() ? sleep_wait(future, start, deadline, hint, expected, role, slot)
                                   : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
   const TimePoint now = Clock::now();
   hint->last_wait_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-  hint->answers().learn(ready ? now - start : Clock::duration::max());
+  // One of which more is known says nothing of the others.
+  if (expected.empty()) hint->answers().learn(ready ? now - start : Clock::duration::max());
   role.release();
   stop_waiting_for(*hint);
   return ready;
+}
+
+// Empty: it is to be polled for at once, if at all.
+Expected Reactor::within_limits(Expected expected, TimePoint start) const noexcept {
+  if (expected.from <= start + kSpinLimit || was_crowded()) return {};
+  const auto most = Forecast::kLongestInSpins * options_.max_spin;
+  return {expected.from, std::min(expected.until, expected.from + most)};
 }
 
 void Reactor::stop_waiting_for(Source& source) noexcept {
@@ -278,8 +287,24 @@ void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Sourc
   const TimePoint start = Clock::now();
   const auto budget = std::min(kSpinLimit, options_.max_spin);
   const SpinPermit permit(was_crowded() && is_crowded(start));  // a look disproves
+  if (permit) look_on(future, {start, budget, deadline.at()}, deadline, source, role, blocked);
+}
+
+// Its other end need not wake this thread, which takes it as long as the thread.
+void Reactor::look_when_expected(FutureCore& future, TimePoint until, Deadline deadline,
+                                 Source& source, Role& role, const Blocked& blocked) {
+  const TimePoint start = Clock::now();
+  const SpinPermit permit(start >= until || lacks_processors(start));
   if (!permit) return;
-  SpinTime time(start, budget, deadline.at());
+  if (role.held()) source.expect_no_input();
+  look_on(future, {start, until - start, deadline.at()}, deadline, source, role, blocked);
+}
+
+// And on, as long as bytes pass.
+void Reactor::look_on(FutureCore& future, SpinTime time, Deadline deadline, Source& source,
+                      Role& role, const Blocked& blocked) {
+  const TimePoint start = time.now();
+  const auto budget = std::min(kSpinLimit, options_.max_spin);
   uint64_t passed = source.passed_bytes();
   while (!future.ready() && !blocked.is_called() && !source.removed()) {
     look_at(source, role);
@@ -292,7 +317,7 @@ void Reactor::look_while_bytes_pass(FutureCore& future, Deadline deadline, Sourc
 }
 
 bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                         Role& role, Slot& slot) {
+                         Expected expected, Role& role, Slot& slot) {
   Blocked blocked(*this, slot);
   uint64_t passed = hint ? hint->passed_bytes() : 0;
   const bool may_poll = options_.max_spin.count() > 0;
@@ -312,6 +337,11 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
       passed = hint->passed_bytes();
       continue;
     }
+    if (hint && !expected.empty() && Clock::now() >= expected.from) {
+      const TimePoint until = std::exchange(expected, {}).until;
+      look_when_expected(future, until, deadline, *hint, role, blocked);
+      continue;
+    }
     const bool left_to_write = hint && hint->flush();
     if (hint && hint->has_news()) {
       role.release();
@@ -329,13 +359,14 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
     if (left_to_write) fds[2].fd = hint->write_descriptor();
     const bool has_input = role.held() && !hint->expect_input();
     const bool at_once = has_input || (left_to_write && !hint->expect_room());
+    const Deadline next = expected.empty() ? deadline : earlier(deadline, Deadline(expected.from));
     timespec left{};
-    if (!at_once && !deadline.is_never()) {
-      const auto ns = std::chrono::ceil<std::chrono::nanoseconds>(deadline.remaining()).count();
+    if (!at_once && !next.is_never()) {
+      const auto ns = std::chrono::ceil<std::chrono::nanoseconds>(next.remaining()).count();
       left.tv_sec = ns / 1'000'000'000;
       left.tv_nsec = ns % 1'000'000'000;
     }
-    ppoll(fds, 3, deadline.is_never() && !at_once ? nullptr : &left, nullptr);
+    ppoll(fds, 3, next.is_never() && !at_once ? nullptr : &left, nullptr);
     future.remove_sleeper(slot);
     if (follows) hint->unfollow(slot);
     if (fds[0].revents) slot.clear();

@@ -69,6 +69,12 @@ void CrowdWatch::saw_crowd(TimePoint now) noexcept {
   next_.store((now + kEvery).time_since_epoch().count(), std::memory_order_relaxed);
 }
 
+bool CrowdWatch::lacks_processors(TimePoint now) noexcept {
+  if (count_() <= processors_) return false;
+  saw_crowd(now);
+  return true;
+}
+
 bool CrowdWatch::has_idle(TimePoint now, int processors) noexcept {
   look(now);
   return running_.load(std::memory_order_relaxed) + processors <= processors_;
@@ -132,6 +138,7 @@ void leave_processor() noexcept {
 
 bool is_crowded(TimePoint now) noexcept { return machine().is_crowded(now); }
 bool was_crowded() noexcept { return machine().was_crowded(); }
+bool lacks_processors(TimePoint now) noexcept { return machine().lacks_processors(now); }
 bool has_idle_processors(TimePoint now, int processors) noexcept {
   return machine().has_idle(now, processors);
 }

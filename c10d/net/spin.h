@@ -89,6 +89,8 @@ class CrowdWatch {
   // A thread that gave its processor away got it back so late that others computed meanwhile: no
   // look is needed to see that it is crowded. Who has no processor is late for every look.
   void saw_crowd(TimePoint now) noexcept;
+  // The same by one look, now: for who is about to poll for long.
+  bool lacks_processors(TimePoint now) noexcept;
   // Whether so many processors had nothing to do when it last looked.
   bool has_idle(TimePoint now, int processors) noexcept;
 
@@ -109,6 +111,7 @@ class CrowdWatch {
 bool is_crowded(TimePoint now) noexcept;
 // Without a look, which takes longer than what is about to come.
 bool was_crowded() noexcept;
+bool lacks_processors(TimePoint now) noexcept;
 bool has_idle_processors(TimePoint now, int processors) noexcept;
 
 // A place among the process's spinning threads: one fewer than there are cores, at least one, so

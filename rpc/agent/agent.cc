@@ -274,7 +274,7 @@ void Agent::post(int to, wire::OutFrame& frame) {
   }
 }
 
-bool Agent::wait(FutureCore& future, Deadline deadline, int from) {
+bool Agent::wait(FutureCore& future, Deadline deadline, int from, net::Expected expected) {
   std::shared_ptr<Connection> line;
   {
     MutexLock lock(mutex_);
@@ -282,7 +282,7 @@ bool Agent::wait(FutureCore& future, Deadline deadline, int from) {
       line = peers_[static_cast<size_t>(from)].line;
     }
   }
-  return line ? line->wait(future, deadline) : reactor_.wait(future, deadline, nullptr);
+  return line ? line->wait(future, deadline, expected) : reactor_.wait(future, deadline, nullptr);
 }
 
 TimerId Agent::call_at(TimePoint at, std::function<void()> callback) {

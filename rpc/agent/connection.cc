@@ -125,12 +125,12 @@ void Connection::deliver_counted(std::vector<wire::InFrame> frames) {
   delivery(std::move(frames)).run();
 }
 
-bool Connection::wait(FutureCore& future, Deadline deadline) {
+bool Connection::wait(FutureCore& future, Deadline deadline, net::Expected expected) {
   if (!is_open() && !is_closed()) {
     const auto opening = opened_.future().state();
     reactor_.wait(*opening, deadline, nullptr);  // ends when the line is open, or has failed
   }
-  return reactor_.wait(future, deadline, is_open() ? this : nullptr);
+  return reactor_.wait(future, deadline, is_open() ? this : nullptr, expected);
 }
 
 void Connection::call(wire::OutFrame& frame, Deadline deadline,

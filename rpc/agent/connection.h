@@ -109,7 +109,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // Waits until everything that was sent has left; at most until the deadline.
   void drain(Deadline deadline);
   // Waits for a future that traffic on this line will bring; false when the deadline passed.
-  bool wait(FutureCore& future, Deadline deadline);
+  bool wait(FutureCore& future, Deadline deadline, net::Expected expected = {});
 
   const WorkerInfo& peer() const noexcept { return peer_; }
   bool leads_back() const noexcept override { return !is_closed(); }

@@ -15,6 +15,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/net/forecast.h>
 #include <farspan/rpc/agent/route.h>
 #include <farspan/rpc/wire/frame.h>
 #include <farspan/rpc/wire/messages.h>
@@ -156,7 +157,9 @@ class Messenger {
   virtual void post(int to, wire::OutFrame& frame) = 0;
 
   // Waits for a future that an answer from `from` will bring; false when the deadline passed.
-  virtual bool wait(FutureCore& future, Deadline deadline, int from) = 0;
+  //   expected  when that is likely to come
+  virtual bool wait(FutureCore& future, Deadline deadline, int from,
+                    net::Expected expected = {}) = 0;
 
   virtual TimePoint now() const noexcept = 0;
   virtual TimerId call_at(TimePoint at, std::function<void()> callback) = 0;

@@ -219,7 +219,8 @@ void SimMessenger::act(const LinePtr& line, const agent::Heartbeat::Action& acti
   if (action.ping) send_sign(line->peer, wire::Kind::kPing);
 }
 
-bool SimMessenger::wait(FutureCore& future, Deadline deadline, int /*from*/) {
+bool SimMessenger::wait(FutureCore& future, Deadline deadline, int /*from*/,
+                        net::Expected /*expected*/) {
   return alive() ? network_->scheduler().wait(future, deadline) : future.ready();
 }
 

@@ -37,7 +37,7 @@ class SimMessenger final : public agent::Messenger,
   void call(int to, wire::OutFrame& frame, Deadline deadline,
             std::shared_ptr<agent::ReplyHandler> handler, bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
-  bool wait(FutureCore& future, Deadline deadline, int from) override;
+  bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected) override;
   TimePoint now() const noexcept override;
   agent::TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(agent::TimerId timer) override;

@@ -123,6 +123,15 @@ TEST(CrowdWatch, DoesNotLookAfterAPause) {
   EXPECT_TRUE(watch.is_crowded(at(12ms)));
 }
 
+TEST(CrowdWatch, OneLookIsEnoughForWhoWouldPollForLong) {
+  CrowdWatch watch(next_count, 2);
+  counts = {2, 3};
+  EXPECT_FALSE(watch.lacks_processors(at(0ms)));
+  EXPECT_FALSE(watch.was_crowded());
+  EXPECT_TRUE(watch.lacks_processors(at(100us)));
+  EXPECT_TRUE(watch.was_crowded()) << "others need not look";
+}
+
 // Whoever has no processor comes late for each look.
 TEST(CrowdWatch, LooksAfterAPauseWhereItWasCrowded) {
   CrowdWatch watch(next_count, 2);

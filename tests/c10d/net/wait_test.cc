@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -146,6 +147,80 @@ TEST(ReactorWait, WithMaxSpinZeroNobodyPollsWhileBytesPass) {
   EXPECT_GT(line->passed_bytes(), 0u);
   EXPECT_EQ(reactor.counters().spin_hits + reactor.counters().spin_misses, 0u);
   reactor.remove(*line);
+}
+
+// What one wait polled, and what it took of its thread's processor time.
+struct Polled {
+  nanoseconds polled = nanoseconds::max(), busy = nanoseconds::max();
+};
+
+nanoseconds time_of_thread() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
+}
+
+// The least of some waits for what is expected in that time, and does not come; max() as above.
+Polled polls_when_expected(microseconds max_spin, microseconds from, microseconds until) {
+  Reactor reactor({.max_spin = max_spin});
+  const auto mailbox = std::make_shared<Mailbox>();
+  reactor.add(mailbox);
+  const Promise<void> never;
+  Polled least;
+  nanoseconds before{0};
+  const Deadline give_up = Deadline::after(seconds(5));
+  for (int found = 0; found < 10 && !give_up.expired();) {
+    const TimePoint now = Clock::now();
+    const nanoseconds busy_before = time_of_thread();
+    EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline(now + until + milliseconds(2)),
+                              mailbox.get(), {now + from, now + until}));
+    const nanoseconds busy = time_of_thread() - busy_before;
+    const nanoseconds polled = reactor.counters().spin_time - before;
+    before += polled;
+    if (polled.count() == 0) continue;
+    least.polled = std::min(least.polled, polled);
+    least.busy = std::min(least.busy, busy);
+    ++found;
+  }
+  EXPECT_TRUE(least.polled < nanoseconds::max() || net::lacks_processors(Clock::now()));
+  reactor.remove(*mailbox);
+  return least;
+}
+
+TEST(ReactorWait, SleepsUntilTheAnswerIsExpectedAndPollsThen) {
+  const Polled all =
+      polls_when_expected(net::kLongSpinLimit, milliseconds(20), microseconds(20'800));
+  if (all.polled == nanoseconds::max()) GTEST_SKIP() << "nobody may poll here";
+  EXPECT_LE(all.polled, milliseconds(1));
+  EXPECT_LT(all.busy, milliseconds(5));
+  const Polled limited = polls_when_expected(microseconds(100), milliseconds(20), milliseconds(40));
+  EXPECT_LT(limited.polled, milliseconds(2)) << "not for longer than five times max_spin";
+}
+
+TEST(ReactorWait, AnAnswerIsHadWheneverItComes) {
+  Reactor reactor;
+  const auto mailbox = std::make_shared<Mailbox>();
+  reactor.add(mailbox);
+  const milliseconds from(6), until(7), late(9);
+  for (const milliseconds comes : {milliseconds(0), milliseconds(2), from, late}) {
+    Promise<void> answer;
+    const TimePoint asked = Clock::now();
+    std::thread other([&] {
+      std::this_thread::sleep_until(asked + comes);
+      answer.set_value();
+    });
+    EXPECT_TRUE(reactor.wait(*answer.future().state(), Deadline::after(seconds(20)), mailbox.get(),
+                             {asked + from, asked + until}));
+    other.join();
+  }
+  // Nor is a thread held that waits for what is expected much later, or was long ago.
+  const Promise<void> never;
+  for (const auto when : {seconds(100), seconds(-100)}) {
+    const TimePoint about = Clock::now() + when;
+    EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(5)),
+                              mailbox.get(), {about, about + milliseconds(1)}));
+  }
+  reactor.remove(*mailbox);
 }
 
 // A task that lies there for a thread which is at another one is no reason to look for ever.
