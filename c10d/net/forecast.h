@@ -55,7 +55,7 @@ class Forecast {
     const int64_t before = 2 * deviation + kToWakeUp;
     if (before > kToWakeUp + mean / 8) return {};  // anybody's guess
     return {asked + std::chrono::nanoseconds(mean - before),
-            asked + std::chrono::nanoseconds(mean + 2 * deviation)};
+            asked + std::chrono::nanoseconds(mean + 4 * deviation)};
   }
 
  private:

@@ -241,9 +241,11 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected
   return ready;
 }
 
-// Empty: it is to be polled for at once, if at all.
+// Empty: as if nobody knew.
 Expected Reactor::within_limits(Expected expected, TimePoint start) const noexcept {
-  if (expected.from <= start + kSpinLimit || was_crowded()) return {};
+  if (expected.until <= start || was_crowded()) return {};
+  if (expected.from <= start + kLongSpinLimit)
+    expected.from = start;  // for so little nobody sleeps
   const auto most = Forecast::kLongestInSpins * options_.max_spin;
   expected.until = std::min(expected.until, expected.from + most);
   return expected;
