@@ -5,7 +5,6 @@
 #include <farspan/autograd/room.h>
 #include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/log.h>
-#include <farspan/c10d/net/reactor.h>
 #include <farspan/rpc/call_scope.h>
 #include <farspan/rpc/num_threads.h>
 #include <farspan/rpc/outgoing_call.h>
@@ -19,30 +18,11 @@ struct AutogradRoom::PassRun {
   const ContextPtr context;
   std::vector<Root> roots;  // at the initiator
   Promise<void> over;       // likewise
-  int peer = -1;            // likewise: a worker whose messages it waits for; set by its walk
   Mutex mutex;
   std::shared_ptr<Executor> executor FARSPAN_GUARDED_BY(mutex);  // from the first walk on
   std::map<SendId, Gradients> kept FARSPAN_GUARDED_BY(mutex);
   std::vector<std::shared_ptr<const void>> watches FARSPAN_GUARDED_BY(mutex);
 };
-
-namespace {
-
-// Of the pass that the calling thread begins, unless it is in one.
-class ChainOf {
- public:
-  explicit ChainOf(agent::Messenger& messenger) : outer_(net::current_chain()) {
-    if (outer_ == 0) net::set_current_chain(messenger.new_chain());
-  }
-  ~ChainOf() { net::set_current_chain(outer_); }
-  ChainOf(const ChainOf&) = delete;
-  ChainOf& operator=(const ChainOf&) = delete;
-
- private:
-  const uint64_t outer_;
-};
-
-}  // namespace
 
 template <class Fn>
 void AutogradRoom::step(Fn&& fn, const Gradients* gradients) {
@@ -80,24 +60,19 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
   if (options.timeout > kNoTimeout) {
     deadline = earlier(deadline, Deadline(messenger_->now() + options.timeout));
   }
-  const ChainOf chain(*messenger_);
-  const TimePoint begun = messenger_->now();
-  std::shared_ptr<PassRun> run;
+  Future<void> over;
   step([&](PassProtocol& p, PassActions& actions) FARSPAN_REQUIRES(mutex_) {
     if (ended_) {
       throw Error(Code::kShutdown, "this worker has been shut down").operation("backward");
     }
     const PassId pass = p.begin(context->id, options.mode, options.retain_graph, deadline,
                                 messenger_->now(), actions);
-    run = std::make_shared<PassRun>(pass, context);
+    auto run = std::make_shared<PassRun>(pass, context);
     run->roots = std::move(starts);
-    passes_.emplace(pass, run);
+    over = run->over.future();
+    passes_.emplace(pass, std::move(run));
   });
-  const Future<void> over = run->over.future();
-  net::Expected expected = pass_times_.after(begun);
-  expected.polls_first = true;  // for the answers to its questions
-  messenger_->wait(*over.state(), Deadline::never(), run->peer, expected);
-  pass_times_.learn(messenger_->now() - begun);
+  messenger_->wait(*over.state(), Deadline::never(), -1);
   over.value();
 }
 
@@ -227,7 +202,6 @@ void AutogradRoom::walk(const Walk& action) {
     for (Boundary* boundary : reached) {
       const auto& receive = dynamic_cast<const ReceiveNode&>(*boundary);
       found.receives.push_back({receive.peer(), receive.id()});
-      if (action.roots) pass->peer = receive.peer();
     }
   } catch (...) {
     fail(action.pass, std::current_exception());
@@ -285,7 +259,6 @@ void AutogradRoom::send(const Send& action, const Gradients* gradients) {
     if (head) scope.set_deadline(Deadline::after(head->terms.remaining));
     encode(builder, action.message, payload.tensors, frame.segments, &scope);
     frame.header.kind = head ? wire::Kind::kAutogradGradient : wire::Kind::kAutogradControl;
-    frame.header.chain = net::current_chain();  // whoever waits in it runs what this leads to
     frame.meta = builder.finish();
     frame.lent = scope.lent();
     // One that is too large would be dropped, and waited for in vain.

@@ -17,7 +17,6 @@ namespace farspan::net {
 // Who waits sleeps before `from`, and polls from then on until `until`. Empty: nobody knows.
 struct Expected {
   TimePoint from, until;
-  bool polls_first = false;  // as if nobody knew: for something else that comes before
   bool empty() const noexcept { return from >= until; }
 };
 

@@ -64,9 +64,6 @@ class Reactor {
   void run(std::unique_ptr<Task> task);
   // The same, for a thread that is busy itself: wakes another one if there is one that sleeps.
   void run_elsewhere(std::unique_ptr<Task> task);
-  // The same, for what a thread may wait for: where it is the calling thread, inside wait() and in
-  // the task's chain, it runs the task itself when it has read what there is.
-  void run_for_waiter(std::unique_ptr<Task> task);
 
   // Before the calling thread writes what it will wait() for: the answer then wakes nobody else,
   // unless it comes at once after a pause, or after answers that took long.

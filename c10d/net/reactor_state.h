@@ -102,8 +102,6 @@ class Reactor::Blocked {
   bool is_called() const noexcept { return called_.load(std::memory_order_acquire); }
   // Runs such a task, if there is one; turns it away when the stack has no room for it.
   void run_own();
-  // Runs one that the thread has read itself.
-  void run_read();
 
  private:
   void enter(Station from);

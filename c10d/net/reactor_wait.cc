@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
 #include <thread>
 #include <utility>
 
@@ -54,20 +53,7 @@ bool has_stack() noexcept {
   return here - stack.bottom > std::min(kEnough, stack.size / 4);
 }
 
-// What the calling thread has read of its own chain while it waits, and is to run.
-std::deque<std::unique_ptr<Task>>& own_tasks() noexcept {
-  thread_local std::deque<std::unique_ptr<Task>> tasks;
-  return tasks;
-}
-
 }  // namespace
-
-void Reactor::run_for_waiter(std::unique_ptr<Task> task) {
-  const ThreadState& self = thread_state();
-  const bool is_own = self.waits > 0 && task->chain != 0 && task->chain == self.chain;
-  if (!is_own || !has_stack()) return run(std::move(task));
-  own_tasks().push_back(std::move(task));
-}
 
 Reactor::Slot::~Slot() {
   while (wakers_.load(std::memory_order_acquire) > 0) std::this_thread::yield();
@@ -181,36 +167,22 @@ void Reactor::Blocked::run_own() {
   enter(Station::kInTask);
 }
 
-void Reactor::Blocked::run_read() {
-  const std::unique_ptr<Task> task = std::move(own_tasks().front());
-  own_tasks().pop_front();
-  leave(Station::kInTask);
-  task->run();
-  enter(Station::kInTask);
-}
-
 // The calling thread inside wait(): callbacks that it runs there may block as those of the
 // reactor's own threads do.
 class Reactor::Inside {
  public:
-  explicit Inside(Reactor& reactor)
-      : reactor_(reactor), waiter_(reactor), outer_(current_waiter()) {
+  explicit Inside(Reactor& reactor) : waiter_(reactor), outer_(current_waiter()) {
     ++thread_state().waits;
     if (!on_reactor_thread()) set_current_waiter(&waiter_);
   }
   ~Inside() {
     set_current_waiter(outer_);
-    if (--thread_state().waits > 0) return;
-    while (!own_tasks().empty()) {  // others run what is left
-      reactor_.run(std::move(own_tasks().front()));
-      own_tasks().pop_front();
-    }
+    --thread_state().waits;
   }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 
  private:
-  Reactor& reactor_;
   ThreadWaiter waiter_;
   Waiter* const outer_;
 };
@@ -227,8 +199,7 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected
   role.hands_over();
   Slot& slot = thread_slot();
   expected = hint ? within_limits(expected, start) : Expected{};
-  const bool polls_first = expected.empty() || expected.polls_first;
-  const bool ready = (polls_first && spin_wait(future, start, deadline, hint, role)) ||
+  const bool ready = (expected.empty() && spin_wait(future, start, deadline, hint, role)) ||
                      (slot.open() ? sleep_wait(future, start, deadline, hint, expected, role, slot)
                                   : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
@@ -243,12 +214,11 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected
 
 // Empty: as if nobody knew.
 Expected Reactor::within_limits(Expected expected, TimePoint start) const noexcept {
-  if (expected.until <= start || was_crowded()) return {};
-  if (expected.from <= start + kLongSpinLimit)
-    expected.from = start;  // for so little nobody sleeps
+  if (expected.until <= start || (was_crowded() && is_crowded(start))) return {};
+  // For so little nobody sleeps.
+  if (expected.from <= start + kLongSpinLimit) expected.from = start;
   const auto most = Forecast::kLongestInSpins * options_.max_spin;
-  expected.until = std::min(expected.until, expected.from + most);
-  return expected;
+  return {expected.from, std::min(expected.until, expected.from + most)};
 }
 
 void Reactor::stop_waiting_for(Source& source) noexcept {
@@ -270,7 +240,7 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
   if (!permit) return hint && look_between_turns(future, start, deadline, *hint, role);
   SpinTime time(start, budget, deadline.at());
   bool ready = false;
-  while (!ready && own_tasks().empty() && !time.is_over()) {
+  while (!ready && !time.is_over()) {
     if (hint) {
       look_at(*hint, role);
     } else {
@@ -287,7 +257,7 @@ bool Reactor::look_between_turns(FutureCore& future, TimePoint start, Deadline d
                                  Source& source, Role& role) {
   bool has_looked = false, ready = false;
   for (TurnsOfOthers turns(start, source.questions_);
-       !ready && own_tasks().empty() && !deadline.expired() && turns.pass();) {
+       !ready && !deadline.expired() && turns.pass();) {
     look_at(source, role);
     if (role.leases()) role.release();
     has_looked = true;
@@ -338,7 +308,7 @@ void Reactor::look_on(FutureCore& future, SpinTime time, Deadline deadline, Sour
   const TimePoint start = time.now();
   const auto budget = std::min(kSpinLimit, options_.max_spin);
   uint64_t passed = source.passed_bytes();
-  while (!future.ready() && own_tasks().empty() && !blocked.is_called() && !source.removed()) {
+  while (!future.ready() && !blocked.is_called() && !source.removed()) {
     look_at(source, role);
     if (!time.is_over()) continue;
     const uint64_t before = std::exchange(passed, source.passed_bytes());
@@ -354,15 +324,16 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
   uint64_t passed = hint ? hint->passed_bytes() : 0;
   const bool may_poll = options_.max_spin.count() > 0;
   while (!future.ready()) {
-    if (const bool has_read = !own_tasks().empty(); has_read || blocked.is_called()) {
+    if (blocked.is_called()) {
       role.release();  // a task may take long, and wait for this very source
       if (hint) stop_waiting_for(*hint);
-      has_read ? blocked.run_read() : blocked.run_own();
+      blocked.run_own();
       continue;
     }
     if (hint && hint->removed()) {
       role.release();
       hint = nullptr;
+      expected = {};
     }
     if (hint && may_poll && hint->passed_bytes() != passed) {
       look_while_bytes_pass(future, deadline, *hint, role, blocked);
@@ -415,11 +386,10 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
 // Without a descriptor of its own a thread cannot read while it sleeps: others do.
 bool Reactor::sleep_without_slot(FutureCore& future, Deadline deadline, Source* hint, Role& role,
                                  Slot& slot) {
-  Blocked blocked(*this, slot);
+  const Blocked blocked(*this, slot);
   role.may_lease(false);
   role.release();
   if (hint) stop_waiting_for(*hint);
-  while (!own_tasks().empty()) blocked.run_read();
   return future.sleep(deadline);
 }
 

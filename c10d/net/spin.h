@@ -89,7 +89,7 @@ class CrowdWatch {
   // A thread that gave its processor away got it back so late that others computed meanwhile: no
   // look is needed to see that it is crowded. Who has no processor is late for every look.
   void saw_crowd(TimePoint now) noexcept;
-  // The same by one look, now: for who is about to poll for long.
+  // By one look, now, after which it counts as crowded: for who is about to poll for long.
   bool lacks_processors(TimePoint now) noexcept;
   // Whether so many processors had nothing to do when it last looked.
   bool has_idle(TimePoint now, int processors) noexcept;

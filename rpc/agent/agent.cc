@@ -252,7 +252,10 @@ void Agent::handle(wire::Kind kind, Run run, Handler handler) {
 void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
                  std::shared_ptr<ReplyHandler> handler, bool will_wait) {
   calls_sent_.fetch_add(1, std::memory_order_relaxed);
-  if (frame.header.chain == 0) frame.header.chain = new_chain();
+  if (frame.header.chain == 0) {
+    const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
+    frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
+  }
   std::shared_ptr<Connection> line;
   try {
     line = line_to(to);
@@ -269,11 +272,6 @@ void Agent::post(int to, wire::OutFrame& frame) {
   } catch (const Error& e) {
     log(LogLevel::kDebug, "agent", std::string("a message was not sent: ") + e.what());
   }
-}
-
-uint64_t Agent::new_chain() noexcept {
-  const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
-  return (uint64_t(options_.self.rank + 1) << 48) | number;
 }
 
 bool Agent::wait(FutureCore& future, Deadline deadline, int from, net::Expected expected) {
@@ -414,9 +412,7 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
   } else if (slot.run == Run::kInline) {
     contain("a handler", [&] { slot.handler(std::move(request)); });
   } else {
-    auto task = std::make_unique<RequestTask>(slot.handler, std::move(request));
-    slot.run == Run::kByWaiter ? reactor_.run_for_waiter(std::move(task))
-                               : reactor_.run(std::move(task));
+    reactor_.run(std::make_unique<RequestTask>(slot.handler, std::move(request)));
   }
 }
 

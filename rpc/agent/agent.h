@@ -71,7 +71,6 @@ class Agent final : public Messenger, private ConnectionOwner {
             bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
-  uint64_t new_chain() noexcept override;
   TimePoint now() const noexcept override { return Clock::now(); }
   TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(TimerId timer) override;

@@ -1,7 +1,7 @@
 // Large segments between hosts: they are offered as within a host, and come in pieces, by
 // connections beside the line, where there are some.
 #include <algorithm>
-#include <cerrno>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -117,7 +117,7 @@ void Connection::on_lane_end(Lane& lane, const Error& why) {
     if (lanes_.empty()) lanes_wanted_ = false;  // others may be dialled
   }
   log(LogLevel::kInfo, "agent", "a lane to worker '" + peer_.name + "' has ended: " + why.what());
-  {
+  try {
     MutexLock answering(answering_);  // who gave it pieces has noted them; others do not know it
     std::unordered_set<uint64_t> again;
     {
@@ -125,6 +125,8 @@ void Connection::on_lane_end(Lane& lane, const Error& why) {
       again.swap(in_pieces_);
     }
     for (const uint64_t offer : again) send_whole(offer);
+  } catch (const std::bad_alloc&) {
+    return close(Error(Code::kOverloaded, "no memory to send again what a lane had to bring"));
   }
   make_room();
 }

@@ -134,9 +134,7 @@ using TimerId = uint64_t;
 class Messenger {
  public:
   using Handler = std::function<void(Request)>;
-  // kInline: on the reading thread; it must not block. kByWaiter: as a task, but by the reading
-  // thread where that waits in the request's chain.
-  enum class Run { kInline, kAsTask, kByWaiter };
+  enum class Run { kInline, kAsTask };  // kInline: on the reading thread; it must not block
 
   virtual ~Messenger() = default;
 
@@ -162,9 +160,6 @@ class Messenger {
   //   expected  when that is likely to come
   virtual bool wait(FutureCore& future, Deadline deadline, int from,
                     net::Expected expected = {}) = 0;
-
-  // A number for a chain that begins here: net::set_current_chain().
-  virtual uint64_t new_chain() noexcept = 0;
 
   virtual TimePoint now() const noexcept = 0;
   virtual TimerId call_at(TimePoint at, std::function<void()> callback) = 0;

@@ -38,7 +38,6 @@ class SimMessenger final : public agent::Messenger,
             std::shared_ptr<agent::ReplyHandler> handler, bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
-  uint64_t new_chain() noexcept override { return 0; }
   TimePoint now() const noexcept override;
   agent::TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(agent::TimerId timer) override;

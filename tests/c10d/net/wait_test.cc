@@ -8,12 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include <farspan/c10d/net/level.h>
 #include <farspan/c10d/net/spin.h>
@@ -226,94 +223,21 @@ TEST(ReactorWait, AnAnswerIsHadWheneverItComes) {
   reactor.remove(*mailbox);
 }
 
-// What a thread reads while it waits, and runs itself where that is of its chain.
-class ForWaiter : public ::testing::Test {
- protected:
-  ForWaiter() { reactor_.add(mailbox_); }
-  ~ForWaiter() override {
-    reactor_.remove(*mailbox_);
-    reactor_.stop();
-  }
-  // Waits until all these tasks of the chain have run, which come while it waits.
-  void wait_and_read(std::vector<std::function<void()>> all, uint64_t chain) {
-    Promise<void> over;
-    std::atomic<size_t> left{all.size()};
-    work_ = [&] {
-      for (const auto& one : all) {
-        auto task = std::make_unique<FunctionTask>(
-            [&, over] {
-              one();
-              if (--left == 0) over.set_value();
-            },
-            chain);
-        reactor_.run_for_waiter(std::move(task));
-      }
-    };
-    wait_for(over);
-  }
-
-  // Waits in chain 7, and reads meanwhile, as a rule.
-  void wait_for(const Promise<void>& over) {
-    has_read_ = false;
-    net::set_current_chain(7);
-    reactor_.expect_answer(*mailbox_);
-    mailbox_->post();
-    EXPECT_TRUE(
-        reactor_.wait(*over.future().state(), Deadline::after(seconds(20)), mailbox_.get()));
-    net::set_current_chain(0);
-    EXPECT_TRUE(eventually([&] { return has_read_.load(); }));
-  }
-
-  std::function<void()> work_;
-  std::atomic<bool> has_read_{false};
-  Reactor reactor_;
-  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>([this](uint64_t) {
-    work_();
-    has_read_ = true;
+TEST(ReactorWait, WhoseSourceGoesBeforeTheAnswerIsExpectedSleepsOn) {
+  Reactor reactor;
+  const auto mailbox = std::make_shared<Mailbox>();
+  reactor.add(mailbox);
+  const Promise<void> never;
+  const TimePoint from = Clock::now() + milliseconds(20);
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(10));  // as a rule the wait is asleep by then
+    reactor.remove(*mailbox);
   });
-};
-
-TEST_F(ForWaiter, RunsWhatIsOfItsOwnChain) {
-  const auto here = std::this_thread::get_id();
-  int own = 0;
-  for (int round = 0; round < 100; ++round) {
-    wait_and_read({[&] { own += std::this_thread::get_id() == here; },
-                   [&] { own += std::this_thread::get_id() == here; }},
-                  7);
-  }
-  EXPECT_GT(own, 0) << "another thread may be quicker to read now and then";
-}
-
-TEST_F(ForWaiter, LeavesToOthersWhatIsNot) {
-  const auto here = std::this_thread::get_id();
-  for (const uint64_t chain : {uint64_t{0}, uint64_t{8}}) {
-    std::atomic<bool> is_own{false};
-    wait_and_read({[&] { is_own = std::this_thread::get_id() == here; }}, chain);
-    EXPECT_FALSE(is_own) << chain;
-  }
-}
-
-// Nor is it held up by one that waits for the next one.
-TEST_F(ForWaiter, OneMayWaitForTheNext) {
-  Promise<void> second;
-  wait_and_read({[&] {
-                   EXPECT_TRUE(reactor_.wait(*second.future().state(), Deadline::after(seconds(10)),
-                                             mailbox_.get()));
-                 },
-                 [second] { second.set_value(); }},
-                7);
-}
-
-// The wait may be over before: what it has read is run all the same.
-TEST_F(ForWaiter, WhatIsLeftAtTheEndOthersRun) {
-  Promise<void> over, ran;
-  work_ = [&] {
-    auto task = std::make_unique<FunctionTask>([ran] { ran.set_value(); }, 7);
-    over.set_value();
-    reactor_.run_for_waiter(std::move(task));
-  };
-  wait_for(over);
-  EXPECT_TRUE(ran.future().wait_for(seconds(20)));
+  const nanoseconds busy_before = time_of_thread();
+  EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(300)),
+                            mailbox.get(), {from, from + milliseconds(1)}));
+  EXPECT_LT(time_of_thread() - busy_before, milliseconds(100));
+  other.join();
 }
 
 // A task that lies there for a thread which is at another one is no reason to look for ever.
