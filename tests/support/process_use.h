@@ -14,10 +14,13 @@
 namespace farspan::testing {
 
 // Of all its threads, also of those that have ended.
-inline Clock::duration processor_time() {
+inline Clock::duration processor_time(clockid_t of = CLOCK_PROCESS_CPUTIME_ID) {
   timespec used{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  clock_gettime(of, &used);
   return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+inline Clock::duration processor_time_of_thread() {
+  return processor_time(CLOCK_THREAD_CPUTIME_ID);
 }
 
 //   what  a row of /proc/self/status: "VmRSS", now; "VmHWM", the most so far

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -154,12 +153,6 @@ struct Polled {
   nanoseconds polled = nanoseconds::max(), busy = nanoseconds::max();
 };
 
-nanoseconds time_of_thread() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
-}
-
 // The least of some waits for what is expected in that time, and does not come; max() as above.
 Polled polls_when_expected(microseconds max_spin, microseconds from, microseconds until) {
   Reactor reactor({.max_spin = max_spin});
@@ -171,10 +164,10 @@ Polled polls_when_expected(microseconds max_spin, microseconds from, microsecond
   const Deadline give_up = Deadline::after(seconds(5));
   for (int found = 0; found < 10 && !give_up.expired();) {
     const TimePoint now = Clock::now();
-    const nanoseconds busy_before = time_of_thread();
+    const Clock::duration busy_before = processor_time_of_thread();
     EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline(now + until + milliseconds(2)),
                               mailbox.get(), {now + from, now + until}));
-    const nanoseconds busy = time_of_thread() - busy_before;
+    const nanoseconds busy = processor_time_of_thread() - busy_before;
     const nanoseconds polled = reactor.counters().spin_time - before;
     before += polled;
     if (polled.count() == 0) continue;
@@ -233,10 +226,10 @@ TEST(ReactorWait, WhoseSourceGoesBeforeTheAnswerIsExpectedSleepsOn) {
     std::this_thread::sleep_for(milliseconds(10));  // as a rule the wait is asleep by then
     reactor.remove(*mailbox);
   });
-  const nanoseconds busy_before = time_of_thread();
+  const Clock::duration busy_before = processor_time_of_thread();
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(300)),
                             mailbox.get(), {from, from + milliseconds(1)}));
-  EXPECT_LT(time_of_thread() - busy_before, milliseconds(100));
+  EXPECT_LT(processor_time_of_thread() - busy_before, milliseconds(100));
   other.join();
 }
 
