@@ -22,7 +22,7 @@ struct Expected {
 
 // From how long the answers to questions of one kind took lately. Where they take about the same
 // time, who waits for one wakes up shortly before it and finds it at once; else it is the answer
-// that wakes a thread, and perhaps a processor, which takes 50 to 200 us at both ends.
+// that wakes a thread, and perhaps a processor, which takes time at both ends.
 //
 // Threading: any thread; races only blur it.
 class Forecast {
@@ -51,9 +51,8 @@ class Forecast {
     const int64_t mean = mean_.load(std::memory_order_relaxed);
     if (mean == 0) return {};
     const int64_t deviation = deviation_.load(std::memory_order_relaxed);
-    const int64_t before = 2 * deviation + kToWakeUp;
-    if (before > kToWakeUp + mean / 8) return {};  // anybody's guess
-    return {asked + std::chrono::nanoseconds(mean - before),
+    if (2 * deviation > mean / 8) return {};  // anybody's guess
+    return {asked + std::chrono::nanoseconds(mean - 2 * deviation - kToWakeUp),
             asked + std::chrono::nanoseconds(mean + 4 * deviation)};
   }
 

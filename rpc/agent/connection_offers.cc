@@ -80,11 +80,17 @@ void Connection::tell_about_route() {
   log(LogLevel::kInfo, "agent", text);
   if (!stream_->is_local() || route.reads_memory) return;
   if (attaches_) send_about_offer(wire::Kind::kAsk, 0, EPERM);
-  if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
-    close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + route.why_not_read)
-              .advice("let processes of one user read each other (kernel.yama.ptrace_scope=0; in "
-                      "containers --cap-add=SYS_PTRACE), or use CrossMemoryAttach::kAllowed"));
-  }
+  ends_where_reading_is_required(
+      route.why_not_read,
+      "let processes of one user read each other (kernel.yama.ptrace_scope=0; in containers "
+      "--cap-add=SYS_PTRACE), or use CrossMemoryAttach::kAllowed");
+}
+
+// False: it is not, and the bytes come some other way.
+bool Connection::ends_where_reading_is_required(const std::string& why, const char* advice) {
+  if (options_.cross_memory_attach != CrossMemoryAttach::kRequired) return false;
+  close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + why).advice(advice));
+  return true;
 }
 
 void Connection::stop_offering(uint64_t error) {
@@ -95,9 +101,9 @@ void Connection::stop_offering(uint64_t error) {
     if (!may_offer_.exchange(false)) return;
     why_not_read_ = why;
   }
-  if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
-    return close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + why)
-                     .advice("look at that worker's log, or use CrossMemoryAttach::kAllowed"));
+  if (ends_where_reading_is_required(
+          why, "look at that worker's log, or use CrossMemoryAttach::kAllowed")) {
+    return;
   }
   log(LogLevel::kInfo, "agent",
       "worker '" + peer_.name + "': no tensors are read out of memory: " + why);
@@ -112,10 +118,9 @@ void Connection::note_unreadable(int error) {
     if (!reads_.exchange(false)) return;
     why_not_read_ = why;
   }
-  if (options_.cross_memory_attach == CrossMemoryAttach::kRequired) {
-    return close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + why)
-                     .advice("look at what has changed for this process, or use "
-                             "CrossMemoryAttach::kAllowed"));
+  if (ends_where_reading_is_required(
+          why, "look at what has changed for this process, or use CrossMemoryAttach::kAllowed")) {
+    return;
   }
   log(LogLevel::kInfo, "agent",
       "worker '" + peer_.name + "': its tensors are not read out of memory: " + why);

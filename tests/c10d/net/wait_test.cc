@@ -183,10 +183,13 @@ Polled polls_when_expected(microseconds max_spin, microseconds from, microsecond
 TEST(ReactorWait, SleepsUntilTheAnswerIsExpectedAndPollsThen) {
   const Polled all =
       polls_when_expected(net::kLongSpinLimit, milliseconds(20), microseconds(20'800));
-  if (all.polled == nanoseconds::max()) GTEST_SKIP() << "nobody may poll here";
+  const Polled limited = polls_when_expected(microseconds(100), milliseconds(20), milliseconds(40));
+  // Others want every processor, and who waits leaves them to these: there is nothing to be seen.
+  if (std::max(all.polled, limited.polled) == nanoseconds::max()) {
+    GTEST_SKIP() << "nobody may poll here";
+  }
   EXPECT_LE(all.polled, milliseconds(1));
   EXPECT_LT(all.busy, milliseconds(5));
-  const Polled limited = polls_when_expected(microseconds(100), milliseconds(20), milliseconds(40));
   EXPECT_LT(limited.polled, milliseconds(2)) << "not for longer than five times max_spin";
 }
 

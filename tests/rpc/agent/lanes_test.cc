@@ -349,7 +349,10 @@ class LostLaneTest : public StrangersLaneTest {
     ASSERT_TRUE(eventually([&] { return agent_.counters().connections == 1; }));
     lost_ = dial_lane(77);
     other_ = dial_lane(77);
-    ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 2; }));
+    ASSERT_TRUE(comes_to_have(2));
+  }
+  bool comes_to_have(int lanes) {
+    return eventually([&] { return agent_.routes().at(0).lanes == lanes; });
   }
   std::shared_ptr<Answer> call(
       const Bytes& large, Deadline deadline, const std::function<void()>& before_asking = [] {}) {
@@ -391,18 +394,19 @@ TEST_F(LostLaneTest, WhatItHadToBringGoesByTheLine) {
 TEST_F(LostLaneTest, MayBeLostWhileItIsGivenSomething) {
   other_.reset();
   for (int round = 0; round < repetitions(200); ++round) {
-    ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; })) << round;
+    SCOPED_TRACE("round " + std::to_string(round));
+    ASSERT_TRUE(comes_to_have(1));
     const Bytes little = pattern(kLittle, static_cast<size_t>(round));
     const auto answer = call(little, Deadline::after(seconds(60)), [&] { lost_.reset(); });
     expect_bytes({little});
-    if (HasFailure()) FAIL() << "in round " << round;
+    ASSERT_FALSE(HasFailure());
     lost_ = dial_lane(77);
   }
 }
 
 TEST_F(LostLaneTest, WhatWasWithdrawnIsSaidToBeGone) {
   other_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; }));
+  ASSERT_TRUE(comes_to_have(1));
   const auto answer = call(Bytes(kLittle), Deadline::after(milliseconds(100)));
   ASSERT_TRUE(lost_->hear()) << "all of it, so that nothing is left to be withdrawn";
   ASSERT_TRUE(answer->future().wait_for(seconds(20)));
@@ -413,12 +417,12 @@ TEST_F(LostLaneTest, WhatWasWithdrawnIsSaidToBeGone) {
 
 TEST_F(LostLaneTest, WhatWasTakenIsNotSentAgain) {
   other_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; }));
+  ASSERT_TRUE(comes_to_have(1));
   call(Bytes(kLittle), Deadline::after(seconds(60)));
   line_->say(RawFrame{.kind = 7, .flags = 4, .request_id = offer_});
   ASSERT_TRUE(eventually([&] { return agent_.counters().offered_memory == 0; }));
   lost_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 0; }));
+  ASSERT_TRUE(comes_to_have(0));
   line_->say(RawFrame{.kind = 4, .flags = 4});
   const auto next = line_->hear();
   ASSERT_TRUE(next);

@@ -36,6 +36,7 @@ std::string name_when_told() {
   may_go.wait();
   return name_here();
 }
+// Always the same time: that is what the caller is to learn.
 void take_a_while() { std::this_thread::sleep_for(5ms); }
 FARSPAN_REGISTER(name_here, leave_from_inside, name_when_told, take_a_while);
 
@@ -250,9 +251,12 @@ TEST(InitRpc, AnswersThatTakeTheSameTimeArePolledForWhenTheyAreDue) {
   const LaunchVariables set({});
   const Clock::duration asleep = processor_time_of_a_wait(0us);
   const Deadline give_up = Deadline::after(20s);
-  bool polls = false;
-  while (!polls && !give_up.expired()) polls = processor_time_of_a_wait(200us) > asleep + 50us;
-  EXPECT_TRUE(polls || net::lacks_processors(Clock::now()));
+  bool polls = false, was_crowded = false;  // where it is, nobody is to poll
+  while (!polls && !give_up.expired()) {
+    polls = processor_time_of_a_wait(200us) > asleep + 50us;
+    was_crowded |= net::was_crowded();
+  }
+  EXPECT_TRUE(polls || was_crowded);
 }
 
 TEST(InitRpc, AGivenStoreIsUsedAndMayBeUsedAgain) {
