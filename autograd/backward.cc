@@ -6,10 +6,24 @@
 #include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/rpc/call_scope.h>
+#include <farspan/rpc/incoming_call.h>
 #include <farspan/rpc/num_threads.h>
 #include <farspan/rpc/outgoing_call.h>
 
 namespace farspan::dist_autograd {
+namespace {
+
+// The one that all came from; -1: there are several, or none.
+int only_peer(const std::vector<Crossing>& receives) {
+  int peer = -1;
+  for (const Crossing& receive : receives) {
+    if (peer >= 0 && receive.peer != peer) return -1;
+    peer = receive.peer;
+  }
+  return peer;
+}
+
+}  // namespace
 
 // This worker's share of one pass.
 struct AutogradRoom::PassRun {
@@ -18,6 +32,8 @@ struct AutogradRoom::PassRun {
   const ContextPtr context;
   std::vector<Root> roots;  // at the initiator
   Promise<void> over;       // likewise
+  // Likewise: the worker that all that its own walk reached came from; -1: there is no such one.
+  int peer = -1;
   Mutex mutex;
   std::shared_ptr<Executor> executor FARSPAN_GUARDED_BY(mutex);  // from the first walk on
   std::map<SendId, Gradients> kept FARSPAN_GUARDED_BY(mutex);
@@ -60,20 +76,33 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
   if (options.timeout > kNoTimeout) {
     deadline = earlier(deadline, Deadline(messenger_->now() + options.timeout));
   }
-  Future<void> over;
+  std::shared_ptr<PassRun> run;
+  const TimePoint begun = messenger_->now();
   step([&](PassProtocol& p, PassActions& actions) FARSPAN_REQUIRES(mutex_) {
     if (ended_) {
       throw Error(Code::kShutdown, "this worker has been shut down").operation("backward");
     }
     const PassId pass = p.begin(context->id, options.mode, options.retain_graph, deadline,
                                 messenger_->now(), actions);
-    auto run = std::make_shared<PassRun>(pass, context);
+    run = std::make_shared<PassRun>(pass, context);
     run->roots = std::move(starts);
-    over = run->over.future();
-    passes_.emplace(pass, std::move(run));
+    passes_.emplace(pass, run);
   });
-  messenger_->wait(*over.state(), Deadline::never(), -1);
+  const Future<void> over = run->over.future();
+  const int peer = run->peer;
+  const auto is_own = [id = run->id](const agent::Request& request) {
+    return pass_of(request.frame().meta.span()) == id;
+  };
+  run = nullptr;
+  // An exact one asks first, and has its answers sooner than it is over.
+  net::Expected expected;
+  if (options.mode == PassMode::kFast) expected = pass_times_.after(begun);
+  while (!over.ready()) {
+    messenger_->wait_and_serve(*over.state(), peer, is_own, expected);
+    expected = pass_times_.after(begun);
+  }
   over.value();
+  pass_times_.learn(messenger_->now() - begun);
 }
 
 std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_of(const PassId& pass, bool remove) {
@@ -203,6 +232,7 @@ void AutogradRoom::walk(const Walk& action) {
       const auto& receive = dynamic_cast<const ReceiveNode&>(*boundary);
       found.receives.push_back({receive.peer(), receive.id()});
     }
+    if (action.roots) pass->peer = only_peer(found.receives);
   } catch (...) {
     fail(action.pass, std::current_exception());
     return;
@@ -337,6 +367,9 @@ void AutogradRoom::complete(const Complete& action) {
 
 void AutogradRoom::on_message(agent::Request request) {
   try {
+    // It may run on a thread that waits in backward().
+    const FreshState state(host_);
+    const OutsideContext outside;
     const auto streams = own_streams(host_);
     CallScope scope(host_, request.from(), MessageWay::kReply);
     scope.set_deadline(request.deadline());

@@ -26,6 +26,10 @@ void write(schema::Message::Builder out, const PassTerms& terms) {
   }
 }
 
+PassId read_pass(schema::Message::Reader in) {
+  return {ContextId(in.getContext()), in.getInitiator(), in.getNumber()};
+}
+
 PassTerms read_terms(schema::Message::Reader in) {
   PassTerms terms;
   terms.mode = in.getFast() ? PassMode::kFast : PassMode::kExact;
@@ -122,7 +126,7 @@ Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments
   return guard_read([&] {
     MetaReader reader(meta);
     const auto in = reader.root<schema::Message>();
-    const PassId pass{ContextId(in.getContext()), in.getInitiator(), in.getNumber()};
+    const PassId pass = read_pass(in);
     Decoded decoded;
     switch (in.which()) {
       case schema::Message::QUESTION: {
@@ -169,6 +173,13 @@ Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments
         throw Error(Code::kCorrupt, "an unknown message about a backward pass");
     }
     return decoded;
+  });
+}
+
+PassId pass_of(std::span<const std::byte> meta) {
+  return guard_read([&] {
+    MetaReader reader(meta);
+    return read_pass(reader.root<schema::Message>());
   });
 }
 

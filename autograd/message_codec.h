@@ -39,4 +39,8 @@ struct Decoded {
 Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments,
                ValueScope* scope = nullptr);
 
+// The pass that a message is about; with Release: of its context, none.
+//   throws  Error kCorrupt
+PassId pass_of(std::span<const std::byte> meta);
+
 }  // namespace farspan::dist_autograd

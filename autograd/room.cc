@@ -87,9 +87,9 @@ void AutogradRoom::listen() {
   const auto serve = [weak](agent::Request request) {
     if (const auto room = weak.lock()) room->on_message(std::move(request));
   };
-  // As tasks: they walk graphs and run nodes.
-  messenger_->handle(wire::Kind::kAutogradControl, Run::kAsTask, serve);
-  messenger_->handle(wire::Kind::kAutogradGradient, Run::kAsTask, serve);
+  // Not at once: they walk graphs and run nodes.
+  messenger_->handle(wire::Kind::kAutogradControl, Run::kByWaiter, serve);
+  messenger_->handle(wire::Kind::kAutogradGradient, Run::kByWaiter, serve);
   messenger_->on_worker_lost([weak](int rank, const Error& why) {
     const auto room = weak.lock();
     if (!room) return;

@@ -146,6 +146,7 @@ class AutogradRoom final : public WorkerRoom,
   Worker& host_;
   const std::shared_ptr<agent::Messenger> messenger_;
   const int self_;
+  net::Forecast pass_times_;           // of those that begin here
   std::shared_ptr<ContextGate> gate_;  // constant before the first call; null: none
   std::atomic<uint64_t> next_context_{1}, next_send_{1};
 

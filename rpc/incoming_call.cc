@@ -31,16 +31,18 @@ const at::ThreadLocalState& fresh_state() {
 
 // A reactor's thread that serves one call is fresh by itself; one that serves a call while it waits
 // in another, and a thread of the user's, are not.
-FreshThread::FreshThread(Worker& worker) : current_(worker), streams_(own_streams(worker)) {
+FreshState::FreshState(Worker& worker) : current_(worker) {
   use_num_threads();
   if (serving_depth++ > 0 || !net::on_reactor_thread()) guard_.emplace(fresh_state());
+}
+
+FreshState::~FreshState() { --serving_depth; }
+
+FreshThread::FreshThread(Worker& worker) : state_(worker), streams_(own_streams(worker)) {
   observe_device_work();  // the thread may work with a stream of another call
 }
 
-FreshThread::~FreshThread() {
-  publish_device_work();
-  --serving_depth;
-}
+FreshThread::~FreshThread() { publish_device_work(); }
 
 IncomingCall::IncomingCall(Worker& worker, agent::Request request)
     : worker_(&worker), request_(std::move(request)) {}

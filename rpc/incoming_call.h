@@ -76,8 +76,22 @@ void reply_when_ready(IncomingCall call, std::shared_ptr<Result> result);
 // Handles kCall and kBuiltinCall.
 void serve_calls(Worker& worker);
 
-// Puts the calling thread into the state in which a function is to run: nothing of what the thread
-// was doing (grad mode, say) shows, and `worker` is current.
+// Puts the calling thread into the state of one that has done nothing yet: nothing of what it was
+// doing (grad mode, say) shows, and `worker` is current.
+class FreshState {
+ public:
+  explicit FreshState(Worker& worker);
+  ~FreshState();
+  FreshState(const FreshState&) = delete;
+  FreshState& operator=(const FreshState&) = delete;
+
+ private:
+  CurrentWorker current_;
+  std::optional<at::ThreadLocalStateGuard> guard_;
+};
+
+// The same, and the state in which a function is to run: with streams of its own, in the devices'
+// order.
 class FreshThread {
  public:
   explicit FreshThread(Worker& worker);
@@ -86,8 +100,7 @@ class FreshThread {
   FreshThread& operator=(const FreshThread&) = delete;
 
  private:
-  CurrentWorker current_;
-  std::optional<at::ThreadLocalStateGuard> guard_;
+  const FreshState state_;
   const std::unique_ptr<DeviceStreams> streams_;
 };
 

@@ -54,6 +54,7 @@ ThreadState& thread_state() noexcept {
 
 bool on_reactor_thread() noexcept { return thread_state().reactor != nullptr; }
 bool inside_reactor() noexcept { return on_reactor_thread() || thread_state().waits > 0; }
+int depth_of_waits() noexcept { return thread_state().waits; }
 uint64_t current_chain() noexcept { return thread_state().chain; }
 void set_current_chain(uint64_t chain) noexcept { thread_state().chain = chain; }
 

@@ -70,9 +70,12 @@ class Reactor {
   void expect_answer(Source& source) noexcept;
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none. It
   // is not about to be added by another thread.
-  //   expected  when it is likely to come: the thread sleeps until then, and polls from then on
-  //   returns   false when the deadline passed first
-  bool wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected = {});
+  //   expected   when it is likely to come: the thread sleeps until then, and polls from then on
+  //   back_soon  the thread may be about to wait for the same again: others leave it alone for a
+  //              while; false: it is going to do something else
+  //   returns    false when the deadline passed first
+  bool wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected = {},
+            bool back_soon = true);
 
   Timers& timers() noexcept { return timers_; }
   std::chrono::microseconds max_spin() const noexcept { return options_.max_spin; }
@@ -219,6 +222,11 @@ class Reactor {
 bool on_reactor_thread() noexcept;
 // Whether it is, or runs a callback while it waits by means of a reactor, which must outlive that.
 bool inside_reactor() noexcept;
+
+// How many Reactor::wait() the calling thread is in, one inside what another one runs.
+int depth_of_waits() noexcept;
+// Whether the calling thread has the stack for one task more.
+bool has_stack_for_task() noexcept;
 
 // The chain of nested calls that the calling thread is in; 0: none.
 uint64_t current_chain() noexcept;

@@ -33,8 +33,9 @@ class CallbackTask final : public Task {
   std::function<void()> callbacks_;
 };
 
-// Whether what a task may need of the calling thread's stack is left.
-bool has_stack() noexcept {
+}  // namespace
+
+bool has_stack_for_task() noexcept {
   constexpr size_t kEnough = size_t{1} << 20;
   struct Stack {
     size_t bottom = 0, size = 0;
@@ -52,8 +53,6 @@ bool has_stack() noexcept {
   const auto here = reinterpret_cast<size_t>(__builtin_frame_address(0));
   return here - stack.bottom > std::min(kEnough, stack.size / 4);
 }
-
-}  // namespace
 
 Reactor::Slot::~Slot() {
   while (wakers_.load(std::memory_order_acquire) > 0) std::this_thread::yield();
@@ -157,7 +156,7 @@ void Reactor::Blocked::run_own() {
     if (!task) return called_.store(false);
     reactor_.note_change_locked();
   }
-  if (!has_stack()) {
+  if (!has_stack_for_task()) {
     return task->reject(Error(Code::kOverloaded, "calls are nested too deeply for a thread's stack")
                             .advice("recurse less deeply, or raise the stack's limit (ulimit -s)"));
   }
@@ -187,7 +186,8 @@ class Reactor::Inside {
   Waiter* const outer_;
 };
 
-bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected) {
+bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected,
+                   bool back_soon) {
   if (future.ready()) {
     if (hint) stop_waiting_for(*hint);  // which expect_answer() may have kept another one from
     return true;
@@ -195,7 +195,8 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected
   const Inside inside(*this);
   const TimePoint start = Clock::now();
   Role role;
-  role.may_lease(hint && !hint->was_idle());  // whoever called after a while is not back in no time
+  // Whoever called after a while is not back in no time.
+  role.may_lease(back_soon && hint && !hint->was_idle());
   role.hands_over();
   Slot& slot = thread_slot();
   expected = hint ? within_limits(expected, start) : Expected{};

@@ -13,6 +13,7 @@
 #include <farspan/c10d/transport/shm/shm_transport.h>
 #include <farspan/c10d/transport/tcp/tcp_transport.h>
 #include <farspan/c10d/transport/unix/unix_transport.h>
+#include <farspan/rpc/agent/serving_wait.h>
 
 namespace farspan::agent {
 namespace {
@@ -274,15 +275,25 @@ void Agent::post(int to, wire::OutFrame& frame) {
   }
 }
 
+std::shared_ptr<Connection> Agent::known_line(int rank) const {
+  MutexLock lock(mutex_);
+  const auto at = static_cast<size_t>(rank);
+  return rank >= 0 && at < peers_.size() ? peers_[at].line : nullptr;
+}
+
 bool Agent::wait(FutureCore& future, Deadline deadline, int from, net::Expected expected) {
-  std::shared_ptr<Connection> line;
-  {
-    MutexLock lock(mutex_);
-    if (from >= 0 && static_cast<size_t>(from) < peers_.size()) {
-      line = peers_[static_cast<size_t>(from)].line;
-    }
-  }
+  const auto line = known_line(from);
   return line ? line->wait(future, deadline, expected) : reactor_.wait(future, deadline, nullptr);
+}
+
+// One that is being dialled is not waited for: the future may be ready without it.
+void Agent::wait_and_serve(FutureCore& future, int from,
+                           const std::function<bool(const Request&)>& is_own,
+                           net::Expected expected) {
+  const auto line = known_line(from);
+  ServingWait wait(reactor_, is_own);
+  wait.wait(future, line && line->is_open() ? line.get() : nullptr, expected);
+  wait.serve();
 }
 
 TimerId Agent::call_at(TimePoint at, std::function<void()> callback) {
@@ -330,13 +341,7 @@ std::shared_ptr<const void> Agent::watch(int rank) {
 
 std::vector<wire::FunctionRecord> Agent::functions_of(int rank) const {
   if (rank == options_.self.rank) return options_.functions;
-  std::shared_ptr<Connection> line;
-  {
-    MutexLock lock(mutex_);
-    if (rank >= 0 && static_cast<size_t>(rank) < peers_.size()) {
-      line = peers_[static_cast<size_t>(rank)].line;
-    }
-  }
+  const auto line = known_line(rank);
   return line ? line->functions() : std::vector<wire::FunctionRecord>{};
 }
 
@@ -412,7 +417,10 @@ void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFr
   } else if (slot.run == Run::kInline) {
     contain("a handler", [&] { slot.handler(std::move(request)); });
   } else {
-    reactor_.run(std::make_unique<RequestTask>(slot.handler, std::move(request)));
+    auto* const waits =
+        slot.run == Run::kByWaiter ? ServingWait::for_request(reactor_, request) : nullptr;
+    auto task = std::make_unique<RequestTask>(slot.handler, std::move(request));
+    waits ? waits->take(std::move(task)) : reactor_.run(std::move(task));
   }
 }
 

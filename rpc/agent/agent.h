@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,6 +72,9 @@ class Agent final : public Messenger, private ConnectionOwner {
             bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
+  void wait_and_serve(FutureCore& future, int from,
+                      const std::function<bool(const Request&)>& is_own,
+                      net::Expected expected = {}) override;
   TimePoint now() const noexcept override { return Clock::now(); }
   TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(TimerId timer) override;
@@ -112,6 +116,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   // Dialing and being dialled: dial.cc.
   std::shared_ptr<Connection> new_line(const WorkerInfo& peer);
   std::shared_ptr<Connection> line_to(int rank);
+  std::shared_ptr<Connection> known_line(int rank) const;  // null: there is none
   void dial(int rank, std::shared_ptr<Connection> line);
   void dial_until(Deadline deadline, int rank, const std::shared_ptr<Connection>& line);
   void try_next_way(const std::shared_ptr<Dial>& dial);

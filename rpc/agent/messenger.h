@@ -134,7 +134,9 @@ using TimerId = uint64_t;
 class Messenger {
  public:
   using Handler = std::function<void(Request)>;
-  enum class Run { kInline, kAsTask };  // kInline: on the reading thread; it must not block
+  // kInline: on the reading thread; it must not block. kByWaiter: as a task, but by the reading
+  // thread itself where wait_and_serve() says so.
+  enum class Run { kInline, kAsTask, kByWaiter };
 
   virtual ~Messenger() = default;
 
@@ -160,6 +162,14 @@ class Messenger {
   //   expected  when that is likely to come
   virtual bool wait(FutureCore& future, Deadline deadline, int from,
                     net::Expected expected = {}) = 0;
+
+  // Waits, without a deadline, for a future that requests of kind kByWaiter will bring, among others
+  // those from `from`: returns when it is ready, or, before that, whenever the calling thread has
+  // read one that `is_own`, and has served it.
+  //   is_own  asked on this thread, while it reads; must not block
+  virtual void wait_and_serve(FutureCore& future, int from,
+                              const std::function<bool(const Request&)>& is_own,
+                              net::Expected expected = {}) = 0;
 
   virtual TimePoint now() const noexcept = 0;
   virtual TimerId call_at(TimePoint at, std::function<void()> callback) = 0;

@@ -1,4 +1,8 @@
 // What gradients are: through calls of every shape, and many at once.
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <thread>
+
 #include "integration/autograd_suite.h"
 
 namespace farspan::testing {
@@ -58,6 +62,19 @@ int64_t train_by_calls_at_once(int64_t seed, bool fast) {
   const auto expected = engine(expected_loss, {x, weight_of(1)});
   return !near(context.gradient(x), expected[0]) + !near(weight_gradient(1, context), expected[1]);
 }
+
+// Where its node has run; and that the thread was in no context.
+struct Looks : torch::autograd::Function<Looks> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.view_as(x); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    runner = std::this_thread::get_id();
+    Context another(*worker);  // a thread in a context gets none
+    return gradients;
+  }
+  inline static Worker* worker = nullptr;
+  inline static std::thread::id runner;
+};
 
 FARSPAN_REGISTER(two_uses, three, deep, train_alone, train_by_calls_at_once);
 
@@ -145,6 +162,30 @@ TEST_P(AutogradSuite, FastModeGivesTheSame) {
   EXPECT_TRUE(near(context.gradient(x), expected[0]));
   EXPECT_TRUE(near(weight_gradient(1, context), expected[1]));
   EXPECT_TRUE(near(weight_gradient(2, context), expected[2]));
+}
+
+// The thread that waits in backward() runs what it reads of its pass; to the node that is as if
+// another one did.
+TEST_P(AutogradSuite, WhoWaitsForAPassRunsItAsAnyOtherWould) {
+  start();
+  Looks::worker = &w0();
+  const Tensor x = variable({3, 4}, 15);
+  const auto expected = engine(at::tanh(x).sum(), {x});
+  for (const bool fast : {false, true}) {
+    bool waiter_ran = false;
+    for (int round = 0; round < (GetParam().real ? 1000 : 10) && !waiter_ran; ++round) {
+      Context context;
+      const Tensor y = w0().rpc_sync("w1", plain, Looks::apply(x)).sum();
+      std::this_thread::sleep_for(1ms);  // who has read the answer sleeps by then
+      context.backward({y}, {.mode = fast ? PassMode::kFast : PassMode::kExact,
+                             .retain_graph = false,
+                             .timeout = 60s});
+      EXPECT_TRUE(at::equal(context.gradient(x), expected[0]));
+      waiter_ran = Looks::runner == std::this_thread::get_id();
+    }
+    // Of simulated workers others read.
+    EXPECT_TRUE(waiter_ran || !GetParam().real) << (fast ? "fast" : "exact");
+  }
 }
 
 TEST_P(AutogradSuite, ManyContextsAtOnce) {

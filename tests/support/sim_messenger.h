@@ -38,6 +38,11 @@ class SimMessenger final : public agent::Messenger,
             std::shared_ptr<agent::ReplyHandler> handler, bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
+  // Others serve.
+  void wait_and_serve(FutureCore& future, int from,
+                      const std::function<bool(const agent::Request&)>&, net::Expected) override {
+    wait(future, Deadline::never(), from);
+  }
   TimePoint now() const noexcept override;
   agent::TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(agent::TimerId timer) override;
