@@ -163,9 +163,9 @@ class Messenger {
   virtual bool wait(FutureCore& future, Deadline deadline, int from,
                     net::Expected expected = {}) = 0;
 
-  // Waits, without a deadline, for a future that requests of kind kByWaiter will bring, among others
-  // those from `from`: returns when it is ready, or, before that, whenever the calling thread has
-  // read one that `is_own`, and has served it.
+  // Waits, without a deadline, for a future that requests of kind kByWaiter will bring, among
+  // others those from `from`: returns when it is ready, or, before that, whenever the calling
+  // thread has read one that `is_own`, and has served it.
   //   is_own  asked on this thread, while it reads; must not block
   virtual void wait_and_serve(FutureCore& future, int from,
                               const std::function<bool(const Request&)>& is_own,

@@ -16,14 +16,16 @@ namespace farspan::agent {
 // What leads to the end of the wait, and comes to the very thread that waits, need not wake another
 // one, which would wake this one afterwards.
 //
-// Threading: made, used and destroyed by one thread, on its stack. Lifetime: the reactor outlives it.
+// Threading: made, used and destroyed by one thread, on its stack. Lifetime: the reactor outlives
+// it.
 class ServingWait final : Unfinished {
  public:
   // `is_own`: is asked on this thread, while it reads; must not block.
   ServingWait(net::Reactor& reactor, const std::function<bool(const Request&)>& is_own) noexcept;
   ~ServingWait() override;
 
-  // Waits until `future` is ready or a request has been taken, while reading `hint`: Reactor::wait().
+  // Waits until `future` is ready or a request has been taken, while reading `hint`:
+  // Reactor::wait().
   void wait(FutureCore& future, net::Source* hint, net::Expected expected);
   // Runs what was taken, unless others had to come for it.
   void serve() noexcept;

@@ -23,7 +23,8 @@ constexpr int kRounds = 2000;
 
 const auto any = [](const Request&) { return true; };
 
-// Until who waits for something else reads, as a rule: who has read the last message sleeps by then.
+// Until who waits for something else reads, as a rule: who has read the last message sleeps by
+// then.
 void pause() { std::this_thread::sleep_for(milliseconds(1)); }
 
 void post(Agents& agents, int from, int to, uint64_t word) {
@@ -61,11 +62,10 @@ class ServingWaitTest : public ::testing::TestWithParam<const char*> {
 
  private:
   const bool handles_ = [this] {
-    agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask,
-                     [](Request request) {
-                       if (word_at(request.frame().meta, 0) == 2) pause();
-                       request.reply({});
-                     });
+    agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [](Request request) {
+      if (word_at(request.frame().meta, 0) == 2) pause();
+      request.reply({});
+    });
     agents[0].handle(kKind, Messenger::Run::kByWaiter, [this](const Request& request) {
       EXPECT_EQ(agent::current_call().from, 1);
       EXPECT_EQ(agent::current_call().chain, net::current_chain());
@@ -81,10 +81,12 @@ INSTANTIATE_TEST_SUITE_P(Over, ServingWaitTest, ::testing::Values("loopback", "s
                          [](const auto& over) { return std::string(over.param); });
 
 TEST_P(ServingWaitTest, WhoReadsItsOwnServesIt) {
+  net::set_current_chain(5);  // of which the request is not
   for (int round = 0; round < kRounds && served_here == 0; ++round) {
     served = Promise<void>();
     wait_for(7, served.future(), any);
   }
+  net::set_current_chain(0);
   EXPECT_GT(served_here, 0);
 }
 
@@ -113,7 +115,10 @@ TEST_P(ServingWaitTest, WhatComesInAWaitInsideIsServedByOthers) {
     const Promise<void> over;
     agents.call(0, 1, words(1, 2).span()).state()->on_ready([&] {
       if (std::this_thread::get_id() == here) ++continued_here;
-      agents[1].run([this] { post(agents, 1, 0, 7); });
+      agents[1].run([this] {
+        pause();
+        post(agents, 1, 0, 7);
+      });
       const auto state = served.future().state();
       EXPECT_TRUE(agents[0].wait(*state, Deadline::after(seconds(20)), 1));
       over.set_value();
@@ -172,6 +177,35 @@ TEST(ServingWait, OthersComeForWhatLiesBehindOneThatBlocks) {
     });
   }
   EXPECT_GT(taken, 0);
+}
+
+// Where others may be coming for what it has taken.
+TEST(ServingWait, TakesNothingInAWaitInside) {
+  const auto here = std::this_thread::get_id();
+  int read_inside = 0;
+  for (int round = 0; round < kRounds && read_inside == 0; ++round) {
+    const Promise<void> over;
+    wait_with(over, [&](net::Reactor& reactor) {
+      const bool is_outer = std::this_thread::get_id() == here;
+      const Promise<void> inner;
+      const auto mailbox = std::make_shared<Mailbox>([&, inner](uint64_t) {
+        EXPECT_EQ(ServingWait::for_request(reactor, some_request()), nullptr);
+        if (is_outer && std::this_thread::get_id() == here) ++read_inside;
+        inner.set_value();
+      });
+      reactor.add(mailbox);
+      std::thread other([&] {
+        pause();
+        mailbox->post();
+      });
+      const auto state = inner.future().state();
+      EXPECT_TRUE(reactor.wait(*state, Deadline::after(seconds(20)), mailbox.get()));
+      other.join();
+      reactor.remove(*mailbox);
+      over.set_value();
+    });
+  }
+  EXPECT_GT(read_inside, 0);
 }
 
 TEST(ServingWait, TakesNothingOfAnotherReactorNorOutsideOfItsWait) {
