@@ -23,6 +23,17 @@ int only_peer(const std::vector<Crossing>& receives) {
   return peer;
 }
 
+class OneMore {
+ public:
+  explicit OneMore(std::atomic<int>& count) noexcept : count_(count) { ++count_; }
+  ~OneMore() { --count_; }
+  OneMore(const OneMore&) = delete;
+  OneMore& operator=(const OneMore&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 }  // namespace
 
 // This worker's share of one pass.
@@ -88,21 +99,29 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
     run->roots = std::move(starts);
     passes_.emplace(pass, run);
   });
-  const Future<void> over = run->over.future();
+  const PassId pass = run->id;
   const int peer = run->peer;
-  const auto is_own = [id = run->id](const agent::Request& request) {
-    return pass_of(request.frame().meta.span()) == id;
-  };
-  run = nullptr;
-  // An exact one asks first, and has its answers sooner than it is over.
-  net::Expected expected;
-  if (options.mode == PassMode::kFast) expected = pass_times_.after(begun);
-  while (!over.ready()) {
-    messenger_->wait_and_serve(*over.state(), peer, is_own, expected);
-    expected = pass_times_.after(begun);
-  }
+  const Future<void> over = std::exchange(run, nullptr)->over.future();
+  wait_for(pass, over, options.mode, peer, begun);
   over.value();
   pass_times_.learn(messenger_->now() - begun);
+}
+
+// Serves what it reads of the pass. Where several threads wait, one would read what is for others.
+void AutogradRoom::wait_for(const PassId& pass, const Future<void>& over, PassMode mode, int peer,
+                            TimePoint begun) {
+  const auto is_own = [&pass](const agent::Request& request) {
+    return pass_of(request.frame().meta.span()) == pass;
+  };
+  const auto worker = host_.shared_from_this();  // what it serves needs it, also after a shutdown
+  const OneMore waiting(waiting_);
+  bool asks = mode == PassMode::kExact;
+  while (!over.ready()) {
+    const int from = waiting_ == 1 ? peer : -1;
+    messenger_->wait_and_serve(*over.state(), from, is_own, asks ? first_waits_ : later_waits_,
+                               asks ? net::Expected{} : pass_times_.after(begun));
+    asks = false;
+  }
 }
 
 std::shared_ptr<AutogradRoom::PassRun> AutogradRoom::run_of(const PassId& pass, bool remove) {
@@ -232,7 +251,8 @@ void AutogradRoom::walk(const Walk& action) {
       const auto& receive = dynamic_cast<const ReceiveNode&>(*boundary);
       found.receives.push_back({receive.peer(), receive.id()});
     }
-    if (action.roots) pass->peer = only_peer(found.receives);
+    const int peer = only_peer(found.receives);
+    if (action.roots && peer != self_) pass->peer = peer;  // of its own no line brings anything
   } catch (...) {
     fail(action.pass, std::current_exception());
     return;
@@ -338,6 +358,7 @@ void AutogradRoom::run(const std::shared_ptr<PassRun>& pass) {
   const auto executor = executor_of(*pass);
   if (!executor) return;
   use_num_threads();
+  const OutsideContext outside;  // on whatever thread
   try {
     if (executor->run() != Executor::Progress::kFinished) return;
   } catch (...) {
@@ -369,7 +390,6 @@ void AutogradRoom::on_message(agent::Request request) {
   try {
     // It may run on a thread that waits in backward().
     const FreshState state(host_);
-    const OutsideContext outside;
     const auto streams = own_streams(host_);
     CallScope scope(host_, request.from(), MessageWay::kReply);
     scope.set_deadline(request.deadline());
@@ -406,8 +426,10 @@ void AutogradRoom::stop() {
     }
   }
   for (const auto& pass : mine) {
-    pass->over.set_error(
-        Error(Code::kShutdown, "this worker has been shut down").operation("backward"));
+    const Error why =
+        Error(Code::kShutdown, "this worker has been shut down").operation("backward");
+    if (const auto executor = executor_of(*pass)) executor->cancel(why);
+    pass->over.set_error(why);
   }
 }
 

@@ -50,7 +50,9 @@ class Context {
 
   // Runs a backward pass from these tensors, over all workers that they depend on. Gradients go to
   // the context of the worker where the leaf lives, and never to .grad; those of several passes
-  // add up.
+  // add up. As with LibTorch's engine nodes and hooks may run in the calling thread: it is back, or
+  // sees that `timeout` has passed, between two of them. Callbacks of other futures may, too, as in
+  // rpc_sync: hold no lock that they take.
   //   gradients  empty, or one for each root, of its shape; roots without need one element
   //   throws     Error: kInvalidArgument (a root that requires no gradient, a released graph, a
   //              node that is not supported, a context that has stepped), kShapeMismatch (a root's

@@ -125,6 +125,8 @@ class AutogradRoom final : public WorkerRoom,
   void step(Fn&& fn, const Gradients* gradients = nullptr);
   void perform(PassActions actions, const Gradients* gradients);
   void on_message(agent::Request request);
+  void wait_for(const PassId& pass, const Future<void>& over, PassMode mode, int peer,
+                TimePoint begun);
   void walk(const Walk& action);
   void send(const Send& action, const Gradients* gradients);
   void keep(const Keep& action, const Gradients* gradients) FARSPAN_REQUIRES(mutex_);
@@ -146,7 +148,11 @@ class AutogradRoom final : public WorkerRoom,
   Worker& host_;
   const std::shared_ptr<agent::Messenger> messenger_;
   const int self_;
-  net::Forecast pass_times_;           // of those that begin here
+  // Of the passes that begin here: how long they take, and whether what a thread waits for comes
+  // soon: the answers to its first questions, and what comes afterwards.
+  net::Forecast pass_times_;
+  net::SpinGovernor first_waits_, later_waits_;
+  std::atomic<int> waiting_{0};        // threads in backward()
   std::shared_ptr<ContextGate> gate_;  // constant before the first call; null: none
   std::atomic<uint64_t> next_context_{1}, next_send_{1};
 

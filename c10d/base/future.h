@@ -154,8 +154,8 @@ class Future {
   // callback before it blocks: in another thread of the worker's; after it, where no worker is
   // waited for. It must not throw. It may take long, and block: then it needs one of the worker's
   // threads (max_threads, and 16 more). The thread that delivers may be one that waits for another
-  // call, in rpc_sync or wait(), and is back from there when `fn` is done, however early its own
-  // deadline: what takes long is best given to a thread of its own.
+  // call, in rpc_sync, wait() or backward(), and is back from there when `fn` is done, however
+  // early its own deadline: what takes long is best given to a thread of its own.
   void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
@@ -166,6 +166,7 @@ class Future {
     using U = typename detail::Unwrapped<R>::type;
     Promise<U> promise;
     auto next = promise.future();
+    if (state_ && !ready()) next.state()->comes_of(state_);
     on_ready([self = *this, fn = std::move(fn), promise]() mutable {
       try {
         if constexpr (IsFuture<R>::value) {

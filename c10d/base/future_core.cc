@@ -124,9 +124,16 @@ bool FutureCore::sleep(Deadline deadline) {
   return ready();
 }
 
-bool FutureCore::block(Deadline deadline) {
-  if (Waiter* waiter = current_waiter()) return waiter->wait(*this, deadline);
-  return sleep(deadline);
+void FutureCore::comes_of(const std::shared_ptr<FutureCore>& source) noexcept {
+  const auto first = source->source_.lock();
+  source_ = first && !first->ready() ? first : source;
+}
+
+bool FutureCore::block_for(FutureCore& future, Deadline deadline) {
+  const auto source = source_.lock();
+  if (source && !source->ready()) return source->block_for(future, deadline);
+  if (Waiter* waiter = current_waiter()) return waiter->wait(future, deadline);
+  return future.sleep(deadline);
 }
 
 void FutureCore::announce() {

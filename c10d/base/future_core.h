@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <farspan/c10d/base/mutex.h>
@@ -85,6 +86,9 @@ class FutureCore {
 
   void on_ready(std::function<void()> callback);
 
+  // Becomes ready because `source` does: until then one waits as for that. Before it is shared.
+  void comes_of(const std::shared_ptr<FutureCore>& source) noexcept;
+
   // Sleeps without helping anybody.
   bool sleep(Deadline deadline);
 
@@ -104,12 +108,15 @@ class FutureCore {
   }
 
   // How this future's caller waits. Through the thread's Waiter, unless a subclass knows better.
-  virtual bool block(Deadline deadline);
+  virtual bool block(Deadline deadline) { return block_for(*this, deadline); }
+  // How one waits for `future`, which is this one or becomes ready because of it. Likewise.
+  virtual bool block_for(FutureCore& future, Deadline deadline);
 
  private:
   void announce();
 
   std::atomic<bool> ready_{false};
+  std::weak_ptr<FutureCore> source_;  // where that was not ready: the first of a long chain
   Mutex mutex_;
   std::vector<Sleeper*> sleepers_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::function<void()>> callbacks_ FARSPAN_GUARDED_BY(mutex_);

@@ -15,6 +15,12 @@ Unfinished::Unfinished(Lending& lending) noexcept : lending_(lending), outer_(in
 
 Unfinished::~Unfinished() { innermost = outer_; }
 
+bool Unfinished::is_lent() const noexcept {
+  const Unfinished* work = lent_top;
+  while (work && work != this) work = work->outer_;
+  return work != nullptr;
+}
+
 bool Unfinished::any_has_more(const Unfinished* inner, const Unfinished* outer) noexcept {
   for (; inner != outer; inner = inner->outer_) {
     if (inner->has_more()) return true;

@@ -33,6 +33,9 @@ class Unfinished {
   explicit Unfinished(Lending& lending) noexcept;
   virtual ~Unfinished();
 
+  // Whether it is inside a Lent of this thread's now: others may be coming for it.
+  bool is_lent() const noexcept;
+
  private:
   friend class Lending;
 

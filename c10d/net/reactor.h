@@ -35,6 +35,17 @@ struct ReactorOptions {
   std::string name = "farspan";  // of the threads, for debuggers: at most 15 characters
 };
 
+// What is known of a wait before it begins.
+struct WaitPlan {
+  // When what it waits for is likely to come: the thread sleeps until then, and polls from then on.
+  Expected expected;
+  // Whether it pays to poll from the beginning; it learns. Null: the source's answers(), where
+  // nothing is expected.
+  SpinGovernor* polling = nullptr;
+  // The thread may be about to wait for the same source again: others leave that alone for a while.
+  bool back_soon = true;
+};
+
 struct ReactorCounters {
   int threads = 0;         // alive
   int blocked = 0;         // waiting inside a task
@@ -70,12 +81,11 @@ class Reactor {
   void expect_answer(Source& source) noexcept;
   // Waits for `future` while reading `hint`, whose traffic is expected to bring it; null: none. It
   // is not about to be added by another thread.
-  //   expected   when it is likely to come: the thread sleeps until then, and polls from then on
-  //   back_soon  the thread may be about to wait for the same again: others leave it alone for a
-  //              while; false: it is going to do something else
-  //   returns    false when the deadline passed first
-  bool wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected = {},
-            bool back_soon = true);
+  //   returns  false when the deadline passed first
+  bool wait(FutureCore& future, Deadline deadline, Source* hint, const WaitPlan& plan = {});
+
+  // Runs what was queued for no thread yet in the calling one, as a thread of its own would.
+  void run_here(std::unique_ptr<Task> task) noexcept;
 
   Timers& timers() noexcept { return timers_; }
   std::chrono::microseconds max_spin() const noexcept { return options_.max_spin; }
@@ -142,7 +152,8 @@ class Reactor {
   void hear_wake() noexcept;
 
   // How a thread waits: reactor_wait.cc.
-  bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint, Role& role);
+  bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
+                 SpinGovernor* polling, Role& role);
   bool look_between_turns(FutureCore& future, TimePoint start, Deadline deadline, Source& source,
                           Role& role);
   void look_at(Source& source, Role& role) noexcept;

@@ -186,8 +186,7 @@ class Reactor::Inside {
   Waiter* const outer_;
 };
 
-bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected expected,
-                   bool back_soon) {
+bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, const WaitPlan& plan) {
   if (future.ready()) {
     if (hint) stop_waiting_for(*hint);  // which expect_answer() may have kept another one from
     return true;
@@ -196,21 +195,31 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, Expected
   const TimePoint start = Clock::now();
   Role role;
   // Whoever called after a while is not back in no time.
-  role.may_lease(back_soon && hint && !hint->was_idle());
+  role.may_lease(plan.back_soon && hint && !hint->was_idle());
   role.hands_over();
   Slot& slot = thread_slot();
-  expected = hint ? within_limits(expected, start) : Expected{};
-  const bool ready = (expected.empty() && spin_wait(future, start, deadline, hint, role)) ||
+  const Expected expected = hint ? within_limits(plan.expected, start) : Expected{};
+  // A wait of which more is known says nothing of the others.
+  SpinGovernor* polling = hint ? plan.polling : nullptr;
+  if (hint && !polling && expected.empty()) polling = &hint->answers();
+  const bool polls = polling || !hint;
+  const bool ready = (polls && spin_wait(future, start, deadline, hint, polling, role)) ||
                      (slot.open() ? sleep_wait(future, start, deadline, hint, expected, role, slot)
                                   : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
   const TimePoint now = Clock::now();
   hint->last_wait_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-  // One of which more is known says nothing of the others.
-  if (expected.empty()) hint->answers().learn(ready ? now - start : Clock::duration::max());
+  if (polling) polling->learn(ready ? now - start : Clock::duration::max());
   role.release();
   stop_waiting_for(*hint);
   return ready;
+}
+
+void Reactor::run_here(std::unique_ptr<Task> task) noexcept {
+  const Inside inside(*this);
+  const uint64_t outer = std::exchange(thread_state().chain, task->chain);
+  task->run();
+  thread_state().chain = outer;
 }
 
 // Empty: as if nobody knew.
@@ -234,8 +243,8 @@ void Reactor::flush_and_tell(Source& source) noexcept {
 }
 
 bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                        Role& role) {
-  const auto budget = std::min(hint ? hint->answers().budget() : kSpinLimit, options_.max_spin);
+                        SpinGovernor* polling, Role& role) {
+  const auto budget = std::min(polling ? polling->budget() : kSpinLimit, options_.max_spin);
   if (budget.count() <= 0) return false;
   const SpinPermit permit(is_crowded(start));
   if (!permit) return hint && look_between_turns(future, start, deadline, *hint, role);

@@ -73,8 +73,8 @@ class Agent final : public Messenger, private ConnectionOwner {
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
   void wait_and_serve(FutureCore& future, int from,
-                      const std::function<bool(const Request&)>& is_own,
-                      net::Expected expected = {}) override;
+                      const std::function<bool(const Request&)>& is_own, net::SpinGovernor& polling,
+                      net::Expected expected) override;
   TimePoint now() const noexcept override { return Clock::now(); }
   TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(TimerId timer) override;

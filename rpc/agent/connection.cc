@@ -130,7 +130,7 @@ bool Connection::wait(FutureCore& future, Deadline deadline, net::Expected expec
     const auto opening = opened_.future().state();
     reactor_.wait(*opening, deadline, nullptr);  // ends when the line is open, or has failed
   }
-  return reactor_.wait(future, deadline, is_open() ? this : nullptr, expected);
+  return reactor_.wait(future, deadline, is_open() ? this : nullptr, {expected});
 }
 
 void Connection::call(wire::OutFrame& frame, Deadline deadline,

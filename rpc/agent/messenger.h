@@ -16,6 +16,7 @@
 #include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/time.h>
 #include <farspan/c10d/net/forecast.h>
+#include <farspan/c10d/net/spin.h>
 #include <farspan/rpc/agent/route.h>
 #include <farspan/rpc/wire/frame.h>
 #include <farspan/rpc/wire/messages.h>
@@ -166,10 +167,12 @@ class Messenger {
   // Waits, without a deadline, for a future that requests of kind kByWaiter will bring, among
   // others those from `from`: returns when it is ready, or, before that, whenever the calling
   // thread has read one that `is_own`, and has served it.
-  //   is_own  asked on this thread, while it reads; must not block
+  //   is_own    asked on this thread, while it reads; must not block
+  //   polling   whether it pays to poll first; it learns
+  //   expected  when the end of this wait is likely to come
   virtual void wait_and_serve(FutureCore& future, int from,
                               const std::function<bool(const Request&)>& is_own,
-                              net::Expected expected = {}) = 0;
+                              net::SpinGovernor& polling, net::Expected expected) = 0;
 
   virtual TimePoint now() const noexcept = 0;
   virtual TimerId call_at(TimePoint at, std::function<void()> callback) = 0;

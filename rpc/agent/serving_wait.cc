@@ -1,5 +1,6 @@
 #include <farspan/rpc/agent/serving_wait.h>
 
+#include <thread>
 #include <utility>
 
 namespace farspan::agent {
@@ -8,13 +9,6 @@ namespace {
 thread_local ServingWait* innermost = nullptr;
 
 }  // namespace
-
-class ServingWait::Taken final : public FutureCore {
- public:
-  void set() {
-    complete([] {});
-  }
-};
 
 ServingWait::ServingWait(net::Reactor& reactor,
                          const std::function<bool(const Request&)>& is_own) noexcept
@@ -28,28 +22,26 @@ ServingWait::~ServingWait() {
   hand_over();
 }
 
-void ServingWait::wait(FutureCore& future, net::Source* hint, net::Expected expected) {
-  over_ = std::make_shared<Taken>();
-  future.on_ready([over = over_] { over->set(); });
+std::unique_ptr<net::Task> ServingWait::wait(FutureCore& future, net::Source* hint,
+                                             const net::WaitPlan& plan) {
+  if (!future.add_sleeper(over_)) return nullptr;
   depth_ = net::depth_of_waits() + 1;
-  reactor_.wait(*over_, Deadline::never(), hint, expected, /*back_soon=*/false);
+  reactor_.wait(over_, Deadline::never(), hint, plan);
   depth_ = -1;
+  if (!future.remove_sleeper(over_)) {
+    while (!over_.woken()) std::this_thread::yield();  // who makes it ready is about to tell
+  }
+  return std::move(task_);
 }
 
-void ServingWait::serve() noexcept {
-  const std::unique_ptr<net::Task> task = std::move(task_);
-  if (!task) return;
-  const uint64_t outer = net::current_chain();
-  net::set_current_chain(task->chain);
-  task->run();
-  net::set_current_chain(outer);
-}
-
+// The depth comes first: deeper down others may be coming for what was taken.
 ServingWait* ServingWait::for_request(const net::Reactor& reactor,
                                       const Request& request) noexcept {
   ServingWait* const wait = innermost;
-  if (!wait || &wait->reactor_ != &reactor || wait->task_) return nullptr;
-  if (wait->depth_ != net::depth_of_waits() || !net::has_stack_for_task()) return nullptr;
+  if (!wait || wait->depth_ != net::depth_of_waits() || wait->is_lent() || wait->task_) {
+    return nullptr;
+  }
+  if (&wait->reactor_ != &reactor || !net::has_stack_for_task()) return nullptr;
   try {
     return wait->is_own_(request) ? wait : nullptr;
   } catch (...) {  // what is wrong with it is found where it is served
@@ -57,9 +49,9 @@ ServingWait* ServingWait::for_request(const net::Reactor& reactor,
   }
 }
 
-void ServingWait::take(std::unique_ptr<net::Task> task) {
+void ServingWait::take(std::unique_ptr<net::Task> task) noexcept {
   task_ = std::move(task);
-  over_->set();
+  over_.set();
 }
 
 void ServingWait::hand_over() noexcept {

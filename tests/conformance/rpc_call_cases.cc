@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <thread>
+
 namespace farspan::testing {
 namespace {
 
@@ -166,6 +168,25 @@ TEST_P(RpcSuite, AFutureIsWaitedForContinuedAndRecoveredFrom) {
   EXPECT_EQ(impatient.operation(), "Future::wait");
   w0().rpc_sync("w1", open_gate);
   EXPECT_EQ(late.wait(), 9);  // the call itself went on
+}
+
+// The thread that waits for what a continuation makes of an answer reads the answer, as one that
+// waits for the call itself does.
+TEST_P(RpcSuite, WhoWaitsForAContinuationReadsTheAnswer) {
+  start();
+  const auto here = std::this_thread::get_id();
+  bool ran_here = false;
+  for (int round = 0; round < (GetParam().real ? 1000 : 10) && !ran_here; ++round) {
+    std::atomic<bool> waits{false};  // else it may run at once
+    const auto one = w0().rpc_async("w1", doze, 1).then([&] {
+      ran_here = waits && std::this_thread::get_id() == here;
+      return 1;
+    });
+    const auto two = one.then([](int value) { return value + 1; });
+    waits = true;
+    EXPECT_EQ(two.wait(60s), 2);
+  }
+  EXPECT_TRUE(ran_here || !GetParam().real);
 }
 
 TEST_P(RpcSuite, ManyFuturesAreWaitedForTogether) {

@@ -1,7 +1,13 @@
 // How passes and contexts end that do not end well.
 #include "integration/autograd_suite.h"
 
+#include <optional>
+#include <thread>
+
 #include <farspan/autograd/room.h>
+#include <farspan/rpc/init/rooms.h>
+
+#include "support/workers.h"
 
 namespace farspan::testing {
 namespace {
@@ -199,6 +205,45 @@ TEST_P(AutogradSuite, ACallThatIsNotRecordedRunsInNoContext) {
   }
   for (const auto& call : busy) call.wait();
   watch(context);
+}
+
+// By a thread of the user's, which nobody waits for: what it needs must not go.
+TEST(AutogradShutdown, APassEndsThatItsWaitingThreadRunsWhenTheWorkerIsShutDown) {
+  bool waiter_ran = false;
+  for (int round = 0; round < 1000 && !waiter_ran; ++round) {
+    std::optional<Workers> workers(std::in_place);
+    for (int rank = 0; rank < 2; ++rank) furnish((*workers)[rank]);
+    const Promise<std::thread::id> entered;
+    const Promise<void> gate;
+    bool shut_down = false;
+    std::thread trainer([&, worker = workers->share(0)]() mutable {
+      const CurrentWorker current(*worker);
+      const Tensor x = variable({2, 4}, 21);
+      const Tensor y = x * 2;
+      y.register_hook([=](const Tensor& gradient) -> Tensor {
+        entered.set_value(std::this_thread::get_id());
+        gate.future().wait();
+        return gradient;
+      });
+      Context context(*worker);
+      const Tensor z = worker->rpc_sync(1, plain, y).sum();
+      worker = nullptr;
+      std::this_thread::sleep_for(1ms);  // who has read the answer sleeps by then
+      try {
+        context.backward({z});
+      } catch (const Error& e) {
+        shut_down = e.code() == Code::kShutdown;
+      }
+    });
+    waiter_ran = entered.future().wait() == trainer.get_id();
+    if (!waiter_ran) gate.set_value();  // the worker's own thread is waited for
+    (*workers)[0].shutdown(/*graceful=*/false);
+    workers.reset();
+    if (waiter_ran) gate.set_value();
+    trainer.join();
+    EXPECT_TRUE(shut_down || !waiter_ran);
+  }
+  EXPECT_TRUE(waiter_ran);
 }
 
 }  // namespace farspan::testing

@@ -38,9 +38,10 @@ class SimMessenger final : public agent::Messenger,
             std::shared_ptr<agent::ReplyHandler> handler, bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
-  // Others serve.
+  // Others serve: kByWaiter is kAsTask here.
   void wait_and_serve(FutureCore& future, int from,
-                      const std::function<bool(const agent::Request&)>&, net::Expected) override {
+                      const std::function<bool(const agent::Request&)>&, net::SpinGovernor&,
+                      net::Expected) override {
     wait(future, Deadline::never(), from);
   }
   TimePoint now() const noexcept override;

@@ -402,6 +402,37 @@ TEST_F(RouteTest, IsTheNextOneAlsoWhereNobodyAnswers) {
   }
 }
 
+// What it waits for may come without that line.
+TEST(Route, IsNotWaitedForByWhoServes) {
+  Streams streams;
+  const Impostor silent(streams.keep());
+  agent::AgentOptions options;
+  options.self = {"w0", 0};
+  options.generation = "g1";
+  options.transports = {"unix"};
+  options.connect_timeout = Millis(20'000);
+  agent::Agent agent(options);
+  const wire::Hello other = hello_of(1);
+  agent.set_workers({agent.record(), {{other.name, 1}, other.instance, {silent.endpoint()}}});
+  wire::OutFrame call;
+  agent.call(1, call, Deadline::never(), std::make_shared<Answer>(), false);
+  ASSERT_TRUE(eventually([&] { return streams.all().size() == 1; }));
+  const Promise<void> over;
+  std::thread end([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // as a rule it waits by then
+    over.set_value();
+  });
+  net::SpinGovernor polling;
+  const TimePoint begun = Clock::now();
+  const auto none = [](const agent::Request&) { return false; };
+  while (!over.future().ready()) {
+    agent.wait_and_serve(*over.future().state(), 1, none, polling, {});
+  }
+  EXPECT_LT(Clock::now() - begun, seconds(10));
+  end.join();
+  agent.stop();
+}
+
 // Who is only slow is not left for a worse way.
 TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
   Streams unix_streams, tcp_streams;
