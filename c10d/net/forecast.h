@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/net/spin.h>
 
 namespace farspan::net {
 
@@ -51,7 +52,7 @@ class Forecast {
     const int64_t mean = mean_.load(std::memory_order_relaxed);
     if (mean == 0) return {};
     const int64_t deviation = deviation_.load(std::memory_order_relaxed);
-    if (2 * deviation > mean / 8) return {};  // anybody's guess
+    if (2 * deviation > std::max(mean / 8, kToWakeUp)) return {};  // anybody's guess
     return {asked + std::chrono::nanoseconds(mean - 2 * deviation - kToWakeUp),
             asked + std::chrono::nanoseconds(mean + 4 * deviation)};
   }
@@ -61,8 +62,9 @@ class Forecast {
     using namespace std::chrono;
     return duration_cast<nanoseconds>(std::clamp<Clock::duration>(time, {}, hours(1))).count();
   }
-  static constexpr int64_t kShortest = 300'000;  // else polling from the beginning does
-  static constexpr int64_t kToWakeUp = 150'000;  // of a thread, by a timer
+  static constexpr int64_t kShortest =
+      kLongSpinLimit / std::chrono::nanoseconds(1);  // else one polls from the beginning
+  static constexpr int64_t kToWakeUp = 150'000;      // of a thread, by a timer
   static constexpr int64_t kLeastStep = 50'000;
 
   std::atomic<int64_t> mean_{0}, deviation_{0};  // in ns; a mean of 0: too short, or not known

@@ -44,6 +44,17 @@ TEST(Forecast, IsNoneWhereTimesAreScattered) {
   EXPECT_TRUE(forecast.after(kAsked).empty());
 }
 
+// The thread polls all the time then, and not for long.
+TEST(Forecast, OfWhatTakesLittleMayBeRough) {
+  Forecast forecast;
+  learn(forecast, 40, {250us, 320us, 380us});
+  for (const auto took : {250us, 320us, 380us}) {
+    EXPECT_TRUE(is_within(forecast.after(kAsked), took));
+  }
+  learn(forecast, 100, {250us, 700us});
+  EXPECT_TRUE(forecast.after(kAsked).empty());
+}
+
 TEST(Forecast, IsNoneOfWhatComesSoon) {
   Forecast forecast;
   learn(forecast, 40, {3us, 200us});
