@@ -23,15 +23,24 @@ int only_peer(const std::vector<Crossing>& receives) {
   return peer;
 }
 
-class OneMore {
+Error has_ended() {
+  return Error(Code::kShutdown, "this worker has been shut down").operation("backward");
+}
+
+// One thread's, for as long as it has it.
+class Turn {
  public:
-  explicit OneMore(std::atomic<int>& count) noexcept : count_(count) { ++count_; }
-  ~OneMore() { --count_; }
-  OneMore(const OneMore&) = delete;
-  OneMore& operator=(const OneMore&) = delete;
+  explicit Turn(std::atomic<bool>& is_taken) noexcept : is_taken_(is_taken) {}
+  ~Turn() {
+    if (has_it_) is_taken_ = false;
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  bool take() noexcept { return has_it_ = has_it_ || !is_taken_.exchange(true); }
 
  private:
-  std::atomic<int>& count_;
+  std::atomic<bool>& is_taken_;
+  bool has_it_ = false;
 };
 
 }  // namespace
@@ -81,6 +90,8 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
         .operation("backward")
         .advice("run all backward passes of a Context before its first step, or make a new one");
   }
+  const auto worker = alive_.lock();  // what is served here needs it, also after a shutdown
+  if (!worker) throw has_ended();
   std::vector<Root> starts = make_roots(roots, gradients);
   publish_device_work();
   Deadline deadline = agent::current_call().deadline;
@@ -90,9 +101,7 @@ void AutogradRoom::backward(const ContextPtr& context, const std::vector<at::Ten
   std::shared_ptr<PassRun> run;
   const TimePoint begun = messenger_->now();
   step([&](PassProtocol& p, PassActions& actions) FARSPAN_REQUIRES(mutex_) {
-    if (ended_) {
-      throw Error(Code::kShutdown, "this worker has been shut down").operation("backward");
-    }
+    if (ended_) throw has_ended();
     const PassId pass = p.begin(context->id, options.mode, options.retain_graph, deadline,
                                 messenger_->now(), actions);
     run = std::make_shared<PassRun>(pass, context);
@@ -113,11 +122,10 @@ void AutogradRoom::wait_for(const PassId& pass, const Future<void>& over, PassMo
   const auto is_own = [&pass](const agent::Request& request) {
     return pass_of(request.frame().meta.span()) == pass;
   };
-  const auto worker = host_.shared_from_this();  // what it serves needs it, also after a shutdown
-  const OneMore waiting(waiting_);
+  Turn turn(is_read_);
   bool asks = mode == PassMode::kExact;
   while (!over.ready()) {
-    const int from = waiting_ == 1 ? peer : -1;
+    const int from = peer >= 0 && turn.take() ? peer : -1;
     messenger_->wait_and_serve(*over.state(), from, is_own, asks ? first_waits_ : later_waits_,
                                asks ? net::Expected{} : pass_times_.after(begun));
     asks = false;
@@ -426,8 +434,7 @@ void AutogradRoom::stop() {
     }
   }
   for (const auto& pass : mine) {
-    const Error why =
-        Error(Code::kShutdown, "this worker has been shut down").operation("backward");
+    const Error why = has_ended();
     if (const auto executor = executor_of(*pass)) executor->cancel(why);
     pass->over.set_error(why);
   }

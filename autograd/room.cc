@@ -75,6 +75,7 @@ std::shared_ptr<AutogradRoom> AutogradRoom::of(Worker& worker) {
 
 AutogradRoom::AutogradRoom(Worker& worker)
     : host_(worker),
+      alive_(worker.weak_from_this()),
       messenger_(worker.share_messenger()),
       self_(worker.rank()),
       protocol_(worker.rank(), [messenger = worker.share_messenger()](int rank) {

@@ -146,13 +146,14 @@ class AutogradRoom final : public WorkerRoom,
   void tell(const Release& release, const std::set<int>& workers);
 
   Worker& host_;
+  const std::weak_ptr<Worker> alive_;  // host_, while it lives
   const std::shared_ptr<agent::Messenger> messenger_;
   const int self_;
   // Of the passes that begin here: how long they take, and whether what a thread waits for comes
   // soon: the answers to its first questions, and what comes afterwards.
   net::Forecast pass_times_;
   net::SpinGovernor first_waits_, later_waits_;
-  std::atomic<int> waiting_{0};        // threads in backward()
+  std::atomic<bool> is_read_{false};   // a thread in backward() reads what comes for its pass
   std::shared_ptr<ContextGate> gate_;  // constant before the first call; null: none
   std::atomic<uint64_t> next_context_{1}, next_send_{1};
 

@@ -156,12 +156,11 @@ Error PendingResult::named(const Error& why) const {
 }
 
 bool PendingResult::wait_for_answer(FutureCore& future, Deadline deadline) {
-  const uint64_t outer = net::current_chain();
-  if (outer == 0) net::set_current_chain(chain_);
-  const bool ready = worker_->messenger().wait(
-      future, deadline, peer_, forecast_ ? forecast_->after(begun_) : net::Expected());
-  if (outer == 0) net::set_current_chain(0);
-  return ready;
+  // A thread that waits in one call, and runs a continuation there, may be in that one's chain.
+  const uint64_t served = agent::current_call().chain;
+  const net::InChain chain(served == 0 ? chain_ : net::current_chain());
+  return worker_->messenger().wait(future, deadline, peer_,
+                                   forecast_ ? forecast_->after(begun_) : net::Expected());
 }
 
 OutgoingCall::OutgoingCall(Worker& worker, int to, wire::Kind kind, CallName name,

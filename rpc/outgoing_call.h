@@ -108,9 +108,7 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
   void drop(schema::Value::Reader value, Reader& reader) override {
     if constexpr (!std::is_void_v<T>) Codec<T>::read(value, reader);
   }
-  bool block_for(FutureCore& future, Deadline deadline) override {
-    return wait_for_answer(future, deadline);
-  }
+  bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
   void take_over() override {
     wait_for_devices();
     observe_device_work();  // of what was called back meanwhile

@@ -159,7 +159,9 @@ class Future {
   void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
-  // returns a Future, that one's result. What `fn` throws becomes the error.
+  // returns a Future, that one's result. What `fn` throws becomes the error. Who waits for it
+  // without a timeout may run `fn` itself, and callbacks of other futures, as in rpc_sync: hold no
+  // lock that they take.
   template <class Fn>
   auto then(Fn fn) const {
     using R = decltype(detail::call_continuation<T>(fn, *this));

@@ -129,11 +129,12 @@ void FutureCore::comes_of(const std::shared_ptr<FutureCore>& source) noexcept {
   source_ = first && !first->ready() ? first : source;
 }
 
-bool FutureCore::block_for(FutureCore& future, Deadline deadline) {
-  const auto source = source_.lock();
-  if (source && !source->ready()) return source->block_for(future, deadline);
-  if (Waiter* waiter = current_waiter()) return waiter->wait(future, deadline);
-  return future.sleep(deadline);
+// With a deadline not: that way the thread may run what the future comes of, however long it takes.
+bool FutureCore::block(Deadline deadline) {
+  const auto source = deadline.is_never() ? source_.lock() : nullptr;
+  if (source && source->wait(deadline) && ready()) return true;
+  if (Waiter* waiter = current_waiter()) return waiter->wait(*this, deadline);
+  return sleep(deadline);
 }
 
 void FutureCore::announce() {

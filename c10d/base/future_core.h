@@ -86,7 +86,8 @@ class FutureCore {
 
   void on_ready(std::function<void()> callback);
 
-  // Becomes ready because `source` does: until then one waits as for that. Before it is shared.
+  // Becomes ready because `source` does: who waits without a deadline waits for that first, as its
+  // callers do. Before it is shared.
   void comes_of(const std::shared_ptr<FutureCore>& source) noexcept;
 
   // Sleeps without helping anybody.
@@ -108,9 +109,7 @@ class FutureCore {
   }
 
   // How this future's caller waits. Through the thread's Waiter, unless a subclass knows better.
-  virtual bool block(Deadline deadline) { return block_for(*this, deadline); }
-  // How one waits for `future`, which is this one or becomes ready because of it. Likewise.
-  virtual bool block_for(FutureCore& future, Deadline deadline);
+  virtual bool block(Deadline deadline);
 
  private:
   void announce();

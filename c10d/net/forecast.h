@@ -35,7 +35,7 @@ class Forecast {
     const int64_t mean = mean_.load(std::memory_order_relaxed), ns = in_ns(took);
     if (mean == 0) {
       if (ns < kShortest) return;
-      deviation_.store(ns / 4, std::memory_order_relaxed);
+      deviation_.store(ns / 2, std::memory_order_relaxed);  // one says too little
       return mean_.store(ns, std::memory_order_relaxed);
     }
     // One that takes much longer, for whatever reason, says little of the next one.

@@ -153,7 +153,7 @@ class Reactor {
 
   // How a thread waits: reactor_wait.cc.
   bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                 SpinGovernor* polling, Role& role);
+                 SpinGovernor* polling, Role& role, TimePoint& seen);
   bool look_between_turns(FutureCore& future, TimePoint start, Deadline deadline, Source& source,
                           Role& role);
   void look_at(Source& source, Role& role) noexcept;
@@ -165,7 +165,7 @@ class Reactor {
                const Blocked& blocked);
   Expected within_limits(Expected expected, TimePoint start) const noexcept;
   bool sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                  Expected expected, Role& role, Slot& slot);
+                  Expected expected, Role& role, Slot& slot, TimePoint& seen);
   bool sleep_without_slot(FutureCore& future, Deadline deadline, Source* hint, Role& role,
                           Slot& slot);
   static Slot& thread_slot();
@@ -242,5 +242,16 @@ bool has_stack_for_task() noexcept;
 // The chain of nested calls that the calling thread is in; 0: none.
 uint64_t current_chain() noexcept;
 void set_current_chain(uint64_t chain) noexcept;
+// That of the thread while it exists.
+class InChain {
+ public:
+  explicit InChain(uint64_t chain) noexcept : outer_(current_chain()) { set_current_chain(chain); }
+  ~InChain() { set_current_chain(outer_); }
+  InChain(const InChain&) = delete;
+  InChain& operator=(const InChain&) = delete;
+
+ private:
+  const uint64_t outer_;
+};
 
 }  // namespace farspan::net

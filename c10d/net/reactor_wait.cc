@@ -203,13 +203,18 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, const Wa
   SpinGovernor* polling = hint ? plan.polling : nullptr;
   if (hint && !polling && expected.empty()) polling = &hint->answers();
   const bool polls = polling || !hint;
-  const bool ready = (polls && spin_wait(future, start, deadline, hint, polling, role)) ||
-                     (slot.open() ? sleep_wait(future, start, deadline, hint, expected, role, slot)
-                                  : sleep_without_slot(future, deadline, hint, role, slot));
+  TimePoint seen;  // when there was last something to read: what that leads to may take long
+  const bool ready =
+      (polls && spin_wait(future, start, deadline, hint, polling, role, seen)) ||
+      (slot.open() ? sleep_wait(future, start, deadline, hint, expected, role, slot, seen)
+                   : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
   const TimePoint now = Clock::now();
   hint->last_wait_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-  if (polling) polling->learn(ready ? now - start : Clock::duration::max());
+  if (polling) {
+    if (seen == TimePoint()) seen = now;
+    polling->learn(ready ? seen - start : Clock::duration::max());
+  }
   role.release();
   stop_waiting_for(*hint);
   return ready;
@@ -217,9 +222,8 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, const Wa
 
 void Reactor::run_here(std::unique_ptr<Task> task) noexcept {
   const Inside inside(*this);
-  const uint64_t outer = std::exchange(thread_state().chain, task->chain);
+  const InChain chain(task->chain);
   task->run();
-  thread_state().chain = outer;
 }
 
 // Empty: as if nobody knew.
@@ -243,7 +247,7 @@ void Reactor::flush_and_tell(Source& source) noexcept {
 }
 
 bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                        SpinGovernor* polling, Role& role) {
+                        SpinGovernor* polling, Role& role, TimePoint& seen) {
   const auto budget = std::min(polling ? polling->budget() : kSpinLimit, options_.max_spin);
   if (budget.count() <= 0) return false;
   const SpinPermit permit(is_crowded(start));
@@ -258,7 +262,8 @@ bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, 
     }
     ready = future.ready();
   }
-  count_spin(time.now() - start, ready);
+  seen = time.now();
+  count_spin(seen - start, ready);
   return ready;
 }
 
@@ -329,7 +334,7 @@ void Reactor::look_on(FutureCore& future, SpinTime time, Deadline deadline, Sour
 }
 
 bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                         Expected expected, Role& role, Slot& slot) {
+                         Expected expected, Role& role, Slot& slot, TimePoint& seen) {
   Blocked blocked(*this, slot);
   uint64_t passed = hint ? hint->passed_bytes() : 0;
   const bool may_poll = options_.max_spin.count() > 0;
@@ -383,7 +388,8 @@ bool Reactor::sleep_wait(FutureCore& future, TimePoint start, Deadline deadline,
     future.remove_sleeper(slot);
     if (follows) hint->unfollow(slot);
     if (fds[0].revents) slot.clear();
-    if (Clock::now() - start > kSoon) role.may_lease(false);
+    seen = Clock::now();
+    if (seen - start > kSoon) role.may_lease(false);
     if (fds[1].revents || has_input) {
       if (left_to_write) flush_when_writable(*hint);  // what is read may run for long
       hint->pump(role);

@@ -443,6 +443,21 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
   }
   const Error reason = connection->ending() ? Error(Code::kShutdown, "it has been shut down") : why;
   for (const auto& callback : callbacks) callback(static_cast<int>(rank), reason);
+  open_next(rank, *connection);
+}
+
+// The one that was made when `ended` had ended, by whoever was told before the others.
+void Agent::open_next(size_t rank, const Connection& ended) {
+  std::shared_ptr<Connection> next;
+  {
+    MutexLock lock(mutex_);
+    Peer& peer = peers_[rank];
+    if (std::erase(peer.untold, &ended) == 0 || !peer.untold.empty() || stopped_) return;
+    if (!peer.line || peer.line->is_closed() || peer.dialing || peer.reserved > 0) return;
+    next = peer.line;
+    peer.dialing = true;
+  }
+  dial(static_cast<int>(rank), next);
 }
 
 }  // namespace farspan::agent

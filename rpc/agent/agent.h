@@ -98,6 +98,9 @@ class Agent final : public Messenger, private ConnectionOwner {
     std::shared_ptr<Connection> incoming;  // to itself: the other end
     bool dialing = false;
     int reserved = 0;  // handshakes that were welcomed, and will open the line any moment
+    // Lines that have ended, of which not all have been told: until then the next one is not
+    // opened.
+    std::vector<const Connection*> untold;
   };
   struct Welcome {                        // what admit() has let in
     int rank = -1;                        // that opens a line; -1: nobody
@@ -117,6 +120,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::shared_ptr<Connection> new_line(const WorkerInfo& peer);
   std::shared_ptr<Connection> line_to(int rank);
   std::shared_ptr<Connection> known_line(int rank) const;  // null: there is none
+  void open_next(size_t rank, const Connection& ended);
   void dial(int rank, std::shared_ptr<Connection> line);
   void dial_until(Deadline deadline, int rank, const std::shared_ptr<Connection>& line);
   void try_next_way(const std::shared_ptr<Dial>& dial);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/base/relay.h>
 #include <farspan/c10d/net/batch.h>
 #include <farspan/rpc/agent/pull.h>
 
@@ -127,8 +128,11 @@ void Connection::deliver_counted(std::vector<wire::InFrame> frames) {
 
 bool Connection::wait(FutureCore& future, Deadline deadline, net::Expected expected) {
   if (!is_open() && !is_closed()) {
+    // Open, or failed; or the call has come to its deadline.
     const auto opening = opened_.future().state();
-    reactor_.wait(*opening, deadline, nullptr);  // ends when the line is open, or has failed
+    Signal either;
+    const Relay opened(*opening, either), ended(future, either);
+    reactor_.wait(either, deadline, nullptr);
   }
   return reactor_.wait(future, deadline, is_open() ? this : nullptr, {expected});
 }

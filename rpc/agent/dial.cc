@@ -64,10 +64,11 @@ std::shared_ptr<Connection> Agent::line_to(int rank) {
           .advice("ranks go from 0 to " + std::to_string(peers_.size()) + " - 1");
     }
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.line) return peer.line;
+    if (peer.line && !peer.line->is_closed()) return peer.line;
+    if (peer.line) peer.untold.push_back(peer.line.get());
     line = new_line(peer.record.info);
     peer.line = line;
-    reserved = peer.reserved > 0;
+    reserved = peer.reserved > 0 || !peer.untold.empty();
     peer.dialing = !reserved;
   }
   if (!reserved) dial(rank, line);
@@ -343,7 +344,8 @@ std::optional<Error> Agent::admit(const wire::Hello& hello, Welcome& welcome) {
   }
   const bool to_itself = hello.rank == options_.self.rank;
   const bool dials_first = peer.dialing && options_.self.rank < hello.rank;
-  if (!to_itself && (dials_first || peer.reserved > 0 || (peer.line && peer.line->is_open()))) {
+  const bool is_soon = dials_first || peer.reserved > 0 || !peer.untold.empty();
+  if (!to_itself && (is_soon || (peer.line && peer.line->is_open()))) {
     return Error(Code::kAlreadyExists, "there is a line already, or is about to be");
   }
   ++peer.reserved;
@@ -371,7 +373,8 @@ void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
     if (outcome.failure || stopped_) {
       --peer.reserved;
       if (stopped_) return;
-      to_be_dialled = place && !to_itself && !peer.dialing;  // a call waits for this line
+      // A call waits for this line; open_next() dials that which waits for others to be told.
+      to_be_dialled = place && !to_itself && !peer.dialing && peer.untold.empty();
       peer.dialing = peer.dialing || to_be_dialled;
     } else if (!place) {
       place = new_line(peer.record.info);
@@ -394,7 +397,8 @@ void Agent::finish_adoption(int rank, const std::shared_ptr<Connection>& line) {
     if (rank == options_.self.rank) return;
     if (peer.line == line) {
       peer.dialing = false;
-    } else if (peer.line && !peer.dialing && peer.reserved == 0 && !stopped_) {
+    } else if (peer.line && !peer.dialing && peer.reserved == 0 && peer.untold.empty() &&
+               !stopped_) {
       // The line was lost at once, and a new one was made that counted on this handshake.
       next = peer.line;
       peer.dialing = true;

@@ -1,6 +1,5 @@
 #include <farspan/rpc/agent/serving_wait.h>
 
-#include <thread>
 #include <utility>
 
 namespace farspan::agent {
@@ -24,13 +23,10 @@ ServingWait::~ServingWait() {
 
 std::unique_ptr<net::Task> ServingWait::wait(FutureCore& future, net::Source* hint,
                                              const net::WaitPlan& plan) {
-  if (!future.add_sleeper(over_)) return nullptr;
+  const Relay relay(future, over_);
   depth_ = net::depth_of_waits() + 1;
   reactor_.wait(over_, Deadline::never(), hint, plan);
   depth_ = -1;
-  if (!future.remove_sleeper(over_)) {
-    while (!over_.woken()) std::this_thread::yield();  // who makes it ready is about to tell
-  }
   return std::move(task_);
 }
 

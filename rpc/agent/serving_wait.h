@@ -3,11 +3,10 @@
 // ServingWait: a wait that gives the thread a request to serve itself, when it has read one.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 
-#include <farspan/c10d/base/future_core.h>
+#include <farspan/c10d/base/relay.h>
 #include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/rpc/agent/messenger.h>
@@ -36,22 +35,6 @@ class ServingWait final : Unfinished {
   void take(std::unique_ptr<net::Task> task) noexcept;
 
  private:
-  // What it waits for in truth: ready when the future is, or a request has been taken.
-  class Over final : public FutureCore, public Sleeper {
-   public:
-    void set() noexcept {
-      complete([] {});
-    }
-    void wake() noexcept override {
-      set();
-      woken_.store(true, std::memory_order_release);
-    }
-    bool woken() const noexcept { return woken_.load(std::memory_order_acquire); }
-
-   private:
-    std::atomic<bool> woken_{false};
-  };
-
   void hand_over() noexcept override;
   bool has_more() const noexcept override { return task_ != nullptr; }
 
@@ -59,7 +42,7 @@ class ServingWait final : Unfinished {
   const std::function<bool(const Request&)>& is_own_;
   ServingWait* const outer_;
   int depth_ = -1;  // of its wait; -1: it does not wait
-  Over over_;
+  Signal over_;     // the future is ready, or a request has been taken
   std::unique_ptr<net::Task> task_;
 };
 

@@ -160,7 +160,7 @@ AREAS = {
             "calls per second 8 threads shm": {"calls per second 1 thread shm": 0.8},
             "calls per second 128 in flight shm": {PYTORCH: 10, OURS: 400_000},
             "calls per second 128 in flight of 8 threads shm": {
-                "calls per second 128 in flight shm": 0.95},
+                "calls per second 128 in flight shm": 0.95, OURS: 400_000},
             "tensor 1 MiB shm": {OURS: 10},
             "tensor 16 MiB shm": {LIMIT: 0.9},
             "tensor 64 MiB shm": {PYTORCH: 1.5, LIMIT: 0.9},
@@ -197,7 +197,7 @@ AREAS = {
             if what.split()[1] in of
         ),
         goals={
-            **{f"{name}, {what}": {FEW: 0.83}
+            **{f"{name}, {what}": {FEW: 1 / 1.2}  # flat within 20 %
                for name, of in (("small call p50", GROWN), ("to_here p50", GROWN[2:4]),
                                 ("recorded call p50", GROWN[4:]))
                for what in of},
@@ -215,10 +215,13 @@ AREAS = {
         cases=(
             Case("steps per second, 8 trainers", "steps/s", peers=(BLOCKING,)),
             Case("calls per second, 8 trainers", "calls/s", peers=(BLOCKING,)),
+            Case("processor time of a step, 8 trainers", "us", peers=(BLOCKING,)),
             Case("processor time of a call, 8 trainers", "us", peers=(BLOCKING,)),
             Case("polled in a second, 8 trainers", "s", peers=()),
         ),
+        # At least those of blocking; the medians of two runs of one program differ by up to 5 %.
         goals={"steps per second, 8 trainers": {BLOCKING: 0.95},
+               "processor time of a step, 8 trainers": {BLOCKING: 0.95},
                "calls per second, 8 trainers": {BLOCKING: 0.95},
                "processor time of a call, 8 trainers": {BLOCKING: 0.95},
                "polled in a second, 8 trainers": {OURS: 0.02}},
@@ -247,7 +250,7 @@ AREAS = {
         ),
         cases=(Case("epoch batch 32", "samples/s", peers=(LOCAL,)),
                Case("epoch batch 32, processor time", "s", peers=(LOCAL,))),
-        goals={"epoch batch 32": {LOCAL: 0.97}},
+        goals={"epoch batch 32": {LOCAL: 1 / 1.03}},
     ),
     "collectives": Area(
         programs=(

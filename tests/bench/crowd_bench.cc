@@ -84,16 +84,19 @@ double rate(int trainers, int times, void (*work)()) {
 void measure(int rank, int trainers) {
   const bench::Stopwatch stopwatch;
   const auto taken = [&] { return rank == 1 ? seconds_of(processor_ns, trainers) : 0; };
+  const double begun = taken();
   const double steps = rate(trainers, kSteps, train);
   const double before = taken();
   const double calls = rate(trainers, kCalls, call_often);
   if (rank != 1) return;
+  const double of_a_step = (before - begun) / (trainers * kSteps);
   const double of_a_call = (taken() - before) / (trainers * kCalls);
   const double seconds = stopwatch.microseconds() / 1e6;
   const double polled = seconds_of(polled_ns, trainers) / seconds;
   const std::string named = std::string(", ").append(std::to_string(trainers)).append(" trainers");
   bench::report(std::string("steps per second").append(named), steps, "steps/s");
   bench::report(std::string("calls per second").append(named), calls, "calls/s");
+  bench::report(std::string("processor time of a step").append(named), of_a_step * 1e6, "us");
   bench::report(std::string("processor time of a call").append(named), of_a_call * 1e6, "us");
   bench::report(std::string("polled in a second").append(named), polled, "s");
 }

@@ -189,6 +189,24 @@ TEST_P(RpcSuite, WhoWaitsForAContinuationReadsTheAnswer) {
   EXPECT_TRUE(ran_here || !GetParam().real);
 }
 
+TEST_P(RpcSuite, WhoWaitsForAContinuationIsBackInTime) {
+  start();
+  const Promise<void> gate;
+  const auto late = w0().rpc_async("w1", add, 1, 1).then([gate](int64_t sum) {
+    return gate.future().then([sum] { return sum; });
+  });
+  EXPECT_FALSE(late.wait_for(50ms));
+  EXPECT_FALSE(late.wait_for(0ms));
+  gate.set_value();
+  EXPECT_EQ(late.wait(60s), 2);
+  if (!GetParam().real) return;  // whose one thread must not block
+  const Promise<void> door;
+  const auto blocked = w0().rpc_async("w1", doze, 1).then([door] { door.future().wait(); });
+  EXPECT_FALSE(blocked.wait_for(50ms));
+  door.set_value();
+  EXPECT_NO_THROW(blocked.wait(60s));
+}
+
 TEST_P(RpcSuite, ManyFuturesAreWaitedForTogether) {
   start();
   std::vector<Future<int64_t>> sums;

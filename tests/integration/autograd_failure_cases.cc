@@ -235,6 +235,7 @@ TEST(AutogradShutdown, APassEndsThatItsWaitingThreadRunsWhenTheWorkerIsShutDown)
         shut_down = e.code() == Code::kShutdown;
       }
     });
+    ASSERT_TRUE(entered.future().wait_for(20s));
     waiter_ran = entered.future().wait() == trainer.get_id();
     if (!waiter_ran) gate.set_value();  // the worker's own thread is waited for
     (*workers)[0].shutdown(/*graceful=*/false);

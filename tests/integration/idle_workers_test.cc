@@ -3,6 +3,7 @@
 #include <farspan/rpc/init/init.h>
 #include <farspan/rpc/rpc.h>
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -22,12 +23,20 @@ constexpr int kWorkers = 4;
 int64_t one_more(int64_t x) { return x + 1; }
 FARSPAN_REGISTER_AS("idle.one_more", one_more);
 
+at::Tensor same(const at::Tensor& x) { return x; }
+FARSPAN_REGISTER_AS("idle.same", same);
+
 double used_ms() { return std::chrono::duration<double, std::milli>(processor_time()).count(); }
 
 int be_idle() {
-  const auto worker = init_rpc("w" + std::string(std::getenv("RANK")));
+  WorkerOptions options;
+  options.transports = {std::getenv("TEST_TRANSPORT")};
+  const auto worker = init_rpc("w" + std::string(std::getenv("RANK")), options);
   for (int rank = 0; rank < kWorkers; ++rank) {
     for (int64_t call = 0; call < 500; ++call) rpc_sync(rank, one_more, call);
+    // Leaves memory that is kept for a while, here and there.
+    rpc_sync(rank, same, at::ones({8 << 20}, at::kByte));
+    rpc_sync(rank, same, empty_shared({8 << 20}, at::kByte).fill_(1));
   }
   // Until all have made theirs, and leases, polling and threads of that time have come to their
   // end.
@@ -39,11 +48,16 @@ int be_idle() {
   return 0;
 }
 
-TEST(IdleWorkers, TakeLessThanAThousandthOfACore) {
+class IdleWorkers : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Over, IdleWorkers, ::testing::Values("shm", "tcp"),
+                         [](const auto& over) { return std::string(over.param); });
+
+TEST_P(IdleWorkers, TakeLessThanAThousandthOfACore) {
   Launch launch;
   std::vector<Process*> workers;
   for (int rank = 0; rank < kWorkers; ++rank) {
-    workers.push_back(&launch.start("be_idle", rank, kWorkers));
+    workers.push_back(&launch.start("be_idle", rank, kWorkers, {{"TEST_TRANSPORT", GetParam()}}));
   }
   for (Process* worker : workers) {
     const Process::End end = worker->wait(60s);

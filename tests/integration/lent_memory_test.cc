@@ -55,6 +55,7 @@ Tensor exchange(const Tensor& x, int64_t seed) {
   return pattern(seed + 1, x.numel());
 }
 int64_t numel(const Tensor& x) { return x.numel(); }
+Tensor make_large() { return at::ones({256 << 20}, at::kByte); }
 Tensor shared_pattern(int64_t seed, int64_t count) {
   Tensor tensor = empty_shared({count}, at::kLong);
   at::arange_out(tensor, seed, seed + count, 1);
@@ -90,6 +91,7 @@ FARSPAN_REGISTER_AS("lent.exchange", exchange);
 FARSPAN_REGISTER_AS("lent.exchange_shared", exchange_shared);
 FARSPAN_REGISTER_AS("lent.findings", findings);
 FARSPAN_REGISTER_AS("lent.numel", numel);
+FARSPAN_REGISTER_AS("lent.make_large", make_large);
 
 // The ways by which tensors go.
 struct Way {
@@ -217,18 +219,23 @@ int call_and_give() {
   return 0;
 }
 
-// Sends a large tensor and says what that has taken of both ends' memory.
+// Sends a large tensor, has one sent back, and says what each has taken of both ends' memory.
 int send_large() {
   init_rpc("caller", options_of_variables());
   rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
-  const Tensor x = at::ones({256 << 20}, at::kByte);
+  const Tensor x = make_large();
   growth();
   rpc_sync("server", growth);
   rpc_sync("server", CallOptions{kLong}, numel, x);
   const int64_t there = rpc_sync("server", growth), here = growth();
+  const Tensor y = rpc_sync("server", CallOptions{kLong}, make_large);
+  const int64_t made = rpc_sync("server", growth), come = growth();
   shutdown();
-  std::printf("grown by %ld MiB here, %ld there\n", here, there);
-  return there >= 256 && there < 320 && here < 64 ? 0 : 1;
+  std::printf("grown by %ld MiB here, %ld there; by a result %ld there, %ld here\n", here, there,
+              made, come);
+  const auto is_one = [](int64_t mib) { return mib >= 256 && mib < 320; };
+  return is_one(there) && here < 64 && y.numel() == 256 << 20 && is_one(made) && is_one(come) ? 0
+                                                                                              : 1;
 }
 
 // Calls without a timeout, on a line that is given up soon; arguments change as soon as a call has

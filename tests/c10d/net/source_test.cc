@@ -265,8 +265,6 @@ TEST(Source, ALeaseInUseWakesNobody) {
   EXPECT_TRUE(eventually([&] { return sleeps_in_fifty_leases() < 10; }));
 }
 
-// Many threads wait on one source, each for a message of its own; whoever reads must not leave the
-// others asleep.
 // Nobody may poll while it is there.
 class NoPermits {
  public:
@@ -322,6 +320,8 @@ TEST(Source, WhoMayNotPollForRequestsLooksBetweenTheTurnsOfOthers) {
   EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
 }
 
+// Many threads wait on one source, each for a message of its own; whoever reads must not leave the
+// others asleep.
 TEST(Source, WhoFollowsIsNotForgotten) {
   constexpr size_t kWaiters = 6;
   std::mutex mutex;

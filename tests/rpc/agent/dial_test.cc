@@ -223,6 +223,10 @@ class Streams {
     const std::lock_guard lock(mutex_);
     return streams_;
   }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    streams_.clear();
+  }
 
  private:
   mutable std::mutex mutex_;
@@ -424,6 +428,11 @@ TEST(Route, IsNotWaitedForByWhoServes) {
   });
   net::SpinGovernor polling;
   const TimePoint begun = Clock::now();
+  // Nor by who waits for a call that ends before there is a line.
+  const auto late = std::make_shared<Answer>();
+  agent.call(1, call, Deadline::after(std::chrono::milliseconds(50)), late, true);
+  EXPECT_TRUE(agent.wait(*late->future().state(), Deadline::never(), 1));
+  EXPECT_EQ(late->future().error().code(), Code::kTimeout);
   const auto none = [](const agent::Request&) { return false; };
   while (!over.future().ready()) {
     agent.wait_and_serve(*over.future().state(), 1, none, polling, {});
@@ -462,6 +471,64 @@ TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
   ASSERT_EQ(routes.size(), 1u);
   EXPECT_THAT(routes[0].transport, StartsWith("unix"));
   EXPECT_TRUE(routes[0].refused.empty());
+  agent.stop();
+}
+
+// A line that breaks fails the calls on it; what follows finds a way again.
+TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
+  Streams unix_streams, tcp_streams;
+  std::optional<Impostor> first(std::in_place, unix_streams.keep());
+  const Impostor second(tcp_streams.keep(), true);
+  agent::AgentOptions options;
+  options.self = {"w0", 0};
+  options.generation = "g1";
+  options.transports = {"unix", "tcp"};
+  agent::Agent agent(options);
+  const wire::Hello other = hello_of(1);
+  agent.set_workers(
+      {agent.record(), {{other.name, 1}, other.instance, {first->endpoint(), second.endpoint()}}});
+  const auto call = [&] {
+    const auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    agent.call(1, frame, Deadline::after(seconds(20)), answer, false);
+    return answer->future();
+  };
+  const auto serve = [](Stranger& line) {
+    const auto request = line.hear();
+    ASSERT_TRUE(request);
+    line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  };
+  const auto greet = [&](Stranger& line) {
+    ASSERT_TRUE(line.hear());  // its hello
+    line.say(hello_frame(other, 2));
+  };
+  const auto on_first = call();
+  ASSERT_TRUE(eventually([&] { return unix_streams.all().size() == 1; }));
+  std::optional<Stranger> line(std::in_place, unix_streams.all().at(0));
+  greet(*line);
+  serve(*line);
+  ASSERT_TRUE(on_first.wait_for(Millis(20'000)));
+  EXPECT_FALSE(on_first.has_error());
+  EXPECT_THAT(agent.routes().front().transport, StartsWith("unix"));
+
+  const auto lost = call();
+  ASSERT_TRUE(line->hear());
+  line.reset();
+  first.reset();
+  unix_streams.close();
+  ASSERT_TRUE(lost.wait_for(Millis(20'000)));
+  EXPECT_EQ(lost.error().code(), Code::kDisconnected);
+
+  const auto on_second = call();
+  ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
+  line.emplace(tcp_streams.all().at(0));
+  greet(*line);
+  serve(*line);
+  ASSERT_TRUE(on_second.wait_for(Millis(20'000)));
+  EXPECT_FALSE(on_second.has_error());
+  ASSERT_EQ(agent.routes().size(), 1u);
+  EXPECT_THAT(agent.routes()[0].transport, StartsWith("tcp"));
+  EXPECT_THAT(agent.routes()[0].refused, ElementsAre(StartsWith("unix: ")));
   agent.stop();
 }
 
