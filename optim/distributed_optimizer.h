@@ -72,7 +72,8 @@ class OwnerOptimizers {
 // RMSprop. Several trainers may have optimizers over the same parameters, and step at any time: see
 // StepMode for what their gradients are of then.
 //
-// Threading: step() from any thread.
+// Threading: step() from any thread, which waits as in rpc_sync: it may run callbacks of other
+// futures, so hold no lock that they take.
 template <class Opt>
 class DistributedOptimizer {
  public:
