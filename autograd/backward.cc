@@ -123,12 +123,11 @@ void AutogradRoom::wait_for(const PassId& pass, const Future<void>& over, PassMo
     return pass_of(request.frame().meta.span()) == pass;
   };
   Turn turn(is_read_);
-  bool asks = mode == PassMode::kExact;
-  while (!over.ready()) {
+  for (bool asks = mode == PassMode::kExact; !over.ready(); asks = false) {
     const int from = peer >= 0 && turn.take() ? peer : -1;
-    messenger_->wait_and_serve(*over.state(), from, is_own, asks ? first_waits_ : later_waits_,
-                               asks ? net::Expected{} : pass_times_.after(begun));
-    asks = false;
+    const net::Expected end = asks ? net::Expected{} : pass_times_.after(begun);
+    net::SpinGovernor& polling = asks ? first_waits_ : later_waits_;
+    if (!messenger_->wait_and_serve(*over.state(), from, is_own, polling, end)) return;
   }
 }
 

@@ -287,7 +287,7 @@ bool Agent::wait(FutureCore& future, Deadline deadline, int from, net::Expected 
 }
 
 // One that is being dialled is not waited for: the future may be ready without it.
-void Agent::wait_and_serve(FutureCore& future, int from,
+bool Agent::wait_and_serve(FutureCore& future, int from,
                            const std::function<bool(const Request&)>& is_own,
                            net::SpinGovernor& polling, net::Expected expected) {
   const auto line = known_line(from);
@@ -295,6 +295,7 @@ void Agent::wait_and_serve(FutureCore& future, int from,
   const net::WaitPlan plan{expected, &polling, /*back_soon=*/false};
   auto task = ServingWait(reactor_, is_own).wait(future, hint, plan);
   if (task) reactor_.run_here(std::move(task));
+  return true;
 }
 
 TimerId Agent::call_at(TimePoint at, std::function<void()> callback) {

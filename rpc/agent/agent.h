@@ -72,7 +72,7 @@ class Agent final : public Messenger, private ConnectionOwner {
             bool will_wait) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
-  void wait_and_serve(FutureCore& future, int from,
+  bool wait_and_serve(FutureCore& future, int from,
                       const std::function<bool(const Request&)>& is_own, net::SpinGovernor& polling,
                       net::Expected expected) override;
   TimePoint now() const noexcept override { return Clock::now(); }

@@ -170,7 +170,8 @@ class Messenger {
   //   is_own    asked on this thread, while it reads; must not block
   //   polling   whether it pays to poll first; it learns
   //   expected  when the end of this wait is likely to come
-  virtual void wait_and_serve(FutureCore& future, int from,
+  //   returns   false when nothing comes any more
+  virtual bool wait_and_serve(FutureCore& future, int from,
                               const std::function<bool(const Request&)>& is_own,
                               net::SpinGovernor& polling, net::Expected expected) = 0;
 

@@ -496,7 +496,7 @@ class GpuTest(unittest.TestCase):
         self.fake("gpu_bench", self.no_gpu)
         crowd = self.folder / "build" / "tests" / "bench" / "crowd_bench"
         crowd.write_text("#!/bin/sh\nfor what in 'steps per second' 'calls per second' 'polled in a second' \\\n"
-                         "'processor time of a call'; do echo '{\"case\": \"'$what', 8 trainers\", \"value\": 0.01}'; done\n")
+                         "'processor time of a step' 'processor time of a call'; do echo '{\"case\": \"'$what', 8 trainers\", \"value\": 0.01}'; done\n")
         crowd.chmod(0o755)
         for areas in (("crowd", "gpu"), ("gpu", "crowd")):
             done = self.bench(*areas)

@@ -39,10 +39,10 @@ class SimMessenger final : public agent::Messenger,
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
   // Others serve: kByWaiter is kAsTask here.
-  void wait_and_serve(FutureCore& future, int from,
+  bool wait_and_serve(FutureCore& future, int from,
                       const std::function<bool(const agent::Request&)>&, net::SpinGovernor&,
                       net::Expected) override {
-    wait(future, Deadline::never(), from);
+    return wait(future, Deadline::never(), from);
   }
   TimePoint now() const noexcept override;
   agent::TimerId call_at(TimePoint at, std::function<void()> callback) override;
