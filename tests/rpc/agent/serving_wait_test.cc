@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "c10d/net/mailbox.h"
@@ -55,13 +56,30 @@ class ServingWaitTest : public ::testing::TestWithParam<const char*> {
     return options;
   }
 
-  Promise<void> served;
+  // What the next request brings.
+  Future<void> next() {
+    const std::lock_guard lock(mutex_);
+    served_ = Promise<void>();
+    return served_.future();
+  }
+
   std::atomic<int> served_here{0}, served_elsewhere{0};
   const std::thread::id here = std::this_thread::get_id();
   net::SpinGovernor polling;
-  Agents agents{options()};
+  std::mutex mutex_;
+  Promise<void> served_;
+  Agents agents{options()};  // whose threads use these
 
  private:
+  void serve_now() {
+    Promise<void> mine;
+    {
+      const std::lock_guard lock(mutex_);
+      mine = served_;
+    }
+    mine.set_value();
+  }
+
   const bool handles_ = [this] {
     agents[1].handle(wire::Kind::kCall, Messenger::Run::kAsTask, [](Request request) {
       if (word_at(request.frame().meta, 0) == 2) pause();
@@ -72,7 +90,7 @@ class ServingWaitTest : public ::testing::TestWithParam<const char*> {
       EXPECT_EQ(agent::current_call().chain, net::current_chain());
       EXPECT_EQ(word_at(request.frame().meta, 0), 7u);
       std::this_thread::get_id() == here ? ++served_here : ++served_elsewhere;
-      served.set_value();
+      serve_now();
     });
     return true;
   }();
@@ -84,8 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Over, ServingWaitTest, ::testing::Values("loopback", "s
 TEST_P(ServingWaitTest, WhoReadsItsOwnServesIt) {
   net::set_current_chain(5);  // of which the request is not
   for (int round = 0; round < kRounds && served_here == 0; ++round) {
-    served = Promise<void>();
-    wait_for(7, served.future(), any);
+    wait_for(7, next(), any);
   }
   net::set_current_chain(0);
   EXPECT_GT(served_here, 0);
@@ -99,14 +116,12 @@ TEST_P(ServingWaitTest, WhatIsNotItsOwnIsServedByOthers) {
     throw std::out_of_range("from a question");
   };
   for (int round = 0; round < kRounds && (asked == 0 || thrown == 0); ++round) {
-    served = Promise<void>();
-    wait_for(7, served.future(), none);
-    served = Promise<void>();
-    wait_for(7, served.future(), throws);
+    wait_for(7, next(), none);
+    wait_for(7, next(), throws);
     // Nor while it waits in another way.
-    served = Promise<void>();
+    const auto state = next().state();
     agents[1].run([this] { post(agents, 1, 0, 7); });
-    EXPECT_TRUE(agents[0].wait(*served.future().state(), Deadline::after(seconds(20)), 1));
+    EXPECT_TRUE(agents[0].wait(*state, Deadline::after(seconds(20)), 1));
   }
   EXPECT_TRUE(asked > 0 && thrown > 0);
   EXPECT_EQ(served_here, 0);
@@ -116,7 +131,7 @@ TEST_P(ServingWaitTest, WhatIsNotItsOwnIsServedByOthers) {
 TEST_P(ServingWaitTest, WhatComesInAWaitInsideIsServedByOthers) {
   std::atomic<int> continued_here{0};
   for (int round = 0; round < kRounds && continued_here == 0; ++round) {
-    served = Promise<void>();
+    const auto state = next().state();
     served_here = 0;  // in a round before, where another thread had the continuation
     const Promise<void> over;
     std::atomic<bool> waits{false};
@@ -126,7 +141,6 @@ TEST_P(ServingWaitTest, WhatComesInAWaitInsideIsServedByOthers) {
         pause();
         post(agents, 1, 0, 7);
       });
-      const auto state = served.future().state();
       EXPECT_TRUE(agents[0].wait(*state, Deadline::after(seconds(20)), 1));
       over.set_value();
     });
