@@ -168,7 +168,7 @@ Polled polls_when_expected(microseconds max_spin, microseconds from, microsecond
     const TimePoint now = Clock::now();
     const Clock::duration busy_before = processor_time_of_thread();
     EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline(now + until + milliseconds(2)),
-                              mailbox.get(), {now + from, now + until}));
+                              mailbox.get(), {{now + from, now + until}}));
     const nanoseconds busy = processor_time_of_thread() - busy_before;
     const nanoseconds polled = reactor.counters().spin_time - before;
     before += polled;
@@ -277,7 +277,7 @@ TEST(ReactorWait, AnAnswerIsHadWheneverItComes) {
       answer.set_value();
     });
     EXPECT_TRUE(reactor.wait(*answer.future().state(), Deadline::after(seconds(20)), mailbox.get(),
-                             {asked + from, asked + until}));
+                             {{asked + from, asked + until}}));
     other.join();
   }
   // Nor is a thread held that waits for what is expected much later, or was long ago.
@@ -285,7 +285,7 @@ TEST(ReactorWait, AnAnswerIsHadWheneverItComes) {
   for (const auto when : {seconds(100), seconds(-100)}) {
     const TimePoint about = Clock::now() + when;
     EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(5)),
-                              mailbox.get(), {about, about + milliseconds(1)}));
+                              mailbox.get(), {{about, about + milliseconds(1)}}));
   }
   reactor.remove(*mailbox);
 }
@@ -302,7 +302,7 @@ TEST(ReactorWait, WhoseSourceGoesBeforeTheAnswerIsExpectedSleepsOn) {
   });
   const Clock::duration busy_before = processor_time_of_thread();
   EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(300)),
-                            mailbox.get(), {from, from + milliseconds(1)}));
+                            mailbox.get(), {{from, from + milliseconds(1)}}));
   EXPECT_LT(processor_time_of_thread() - busy_before, milliseconds(100));
   other.join();
 }
