@@ -27,7 +27,7 @@ Error has_ended() {
   return Error(Code::kShutdown, "this worker has been shut down").operation("backward");
 }
 
-// One thread's, for as long as it has it.
+// One thread's, for as long as it has it. No mutex: who has it may wait in another pass, in a node.
 class Turn {
  public:
   explicit Turn(std::atomic<bool>& is_taken) noexcept : is_taken_(is_taken) {}

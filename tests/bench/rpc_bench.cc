@@ -120,7 +120,7 @@ void Cases::run_hand_over() const {
     farspan::rpc_sync("server", numel, std::move(written));
     if (i >= 3) times.push_back(stopwatch.microseconds());
   }
-  bench::report_hand_over(transport_, std::move(times));
+  bench::report_hand_over(transport_, times);
 }
 
 void Cases::run_echo(const bench::TensorSize& size) const {

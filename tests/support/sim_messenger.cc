@@ -320,10 +320,8 @@ bool SimMessenger::is_late(Deadline deadline) const noexcept {
 
 void SimMessenger::run_in(const CallContext& call, const std::function<void()>& work) {
   const CallContext outer = std::exchange(agent::current_call(), call);
-  const uint64_t outer_chain = net::current_chain();
-  net::set_current_chain(call.chain);
+  const net::InChain chain(call.chain);
   work();
-  net::set_current_chain(outer_chain);
   agent::current_call() = outer;
 }
 

@@ -104,28 +104,50 @@ TEST(ReactorWait, ATaskThatWaitsWhileBytesPassLetsOthersRun) {
   reactor.remove(*line);
 }
 
+// Waits that nothing ends but their deadline.
+class VainWaits {
+ public:
+  explicit VainWaits(net::ReactorOptions options = {}) : reactor_(options) {
+    reactor_.add(mailbox_);
+  }
+  ~VainWaits() { reactor_.remove(*mailbox_); }
+  VainWaits(const VainWaits&) = delete;
+  VainWaits& operator=(const VainWaits&) = delete;
+
+  // As if answers had mostly come within the long limit.
+  void learn() {
+    for (int answer = 0; answer < 8; ++answer) mailbox_->answers().learn(microseconds(100));
+  }
+  // How long one has polled.
+  nanoseconds polled_until(Deadline deadline, const net::WaitPlan& plan = {}) {
+    EXPECT_FALSE(reactor_.wait(*never_.future().state(), deadline, mailbox_.get(), plan));
+    const nanoseconds before = polled_;
+    polled_ = reactor_.counters().spin_time;
+    return polled_ - before;
+  }
+
+ private:
+  Reactor reactor_;
+  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+  const Promise<void> never_;
+  nanoseconds polled_{0};
+};
+
 // How long a wait polls for what mostly comes within the long limit, and now does not come: the
 // shortest of some, for others may take the processor in any of them. max(): none may, while other
 // programs want every processor.
 nanoseconds polls_for(microseconds max_spin) {
-  Reactor reactor({.max_spin = max_spin});
-  const auto mailbox = std::make_shared<Mailbox>();
-  reactor.add(mailbox);
-  const Promise<void> never;
-  nanoseconds shortest = nanoseconds::max(), before{0};
+  VainWaits waits({.max_spin = max_spin});
+  nanoseconds shortest = nanoseconds::max();
   const Deadline give_up = Deadline::after(seconds(5));
   for (int found = 0; found < 10 && !give_up.expired();) {
-    for (int answer = 0; answer < 8; ++answer) mailbox->answers().learn(microseconds(100));
-    EXPECT_FALSE(
-        reactor.wait(*never.future().state(), Deadline::after(milliseconds(20)), mailbox.get()));
-    const nanoseconds polled = reactor.counters().spin_time - before;
-    before += polled;
+    waits.learn();
+    const nanoseconds polled = waits.polled_until(Deadline::after(milliseconds(20)));
     if (polled.count() == 0) continue;
     shortest = std::min(shortest, polled);
     ++found;
   }
   EXPECT_TRUE(shortest < nanoseconds::max() || net::is_crowded(Clock::now()));
-  reactor.remove(*mailbox);
   return shortest;
 }
 
@@ -157,28 +179,21 @@ struct Polled {
 
 // The least of some waits for what is expected in that time, and does not come; max() as above.
 Polled polls_when_expected(microseconds max_spin, microseconds from, microseconds until) {
-  Reactor reactor({.max_spin = max_spin});
-  const auto mailbox = std::make_shared<Mailbox>();
-  reactor.add(mailbox);
-  const Promise<void> never;
+  VainWaits waits({.max_spin = max_spin});
   Polled least;
-  nanoseconds before{0};
   const Deadline give_up = Deadline::after(seconds(5));
   for (int found = 0; found < 10 && !give_up.expired();) {
     const TimePoint now = Clock::now();
     const Clock::duration busy_before = processor_time_of_thread();
-    EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline(now + until + milliseconds(2)),
-                              mailbox.get(), {{now + from, now + until}}));
+    const nanoseconds polled =
+        waits.polled_until(Deadline(now + until + milliseconds(2)), {{now + from, now + until}});
     const nanoseconds busy = processor_time_of_thread() - busy_before;
-    const nanoseconds polled = reactor.counters().spin_time - before;
-    before += polled;
     if (polled.count() == 0) continue;
     least.polled = std::min(least.polled, polled);
     least.busy = std::min(least.busy, busy);
     ++found;
   }
   EXPECT_TRUE(least.polled < nanoseconds::max() || net::lacks_processors(Clock::now()));
-  reactor.remove(*mailbox);
   return least;
 }
 
@@ -226,25 +241,17 @@ struct InCrowd {
   int waits = 0, polled = 0;
 };
 InCrowd waits_in_crowd(const std::function<net::WaitPlan()>& plan) {
-  Reactor reactor;
-  const auto mailbox = std::make_shared<Mailbox>();
-  reactor.add(mailbox);
-  const Promise<void> never;
+  VainWaits waits;
   InCrowd result;
-  nanoseconds before{0};
   const Deadline give_up = Deadline::after(seconds(20));
   while (result.waits < 30 && !give_up.expired()) {
-    for (int answer = 0; answer < 8; ++answer) mailbox->answers().learn(microseconds(100));
+    waits.learn();
     const bool is_crowded = net::is_crowded(Clock::now()) && net::lacks_processors(Clock::now());
-    EXPECT_FALSE(reactor.wait(*never.future().state(), Deadline::after(milliseconds(5)),
-                              mailbox.get(), plan()));
-    const nanoseconds polled = reactor.counters().spin_time - before;
-    before += polled;
+    const nanoseconds polled = waits.polled_until(Deadline::after(milliseconds(5)), plan());
     if (!is_crowded || !net::is_crowded(Clock::now())) continue;
     ++result.waits;
     result.polled += polled.count() > 0;
   }
-  reactor.remove(*mailbox);
   return result;
 }
 

@@ -406,16 +406,31 @@ TEST_F(RouteTest, IsTheNextOneAlsoWhereNobodyAnswers) {
   }
 }
 
+agent::AgentOptions options_of_w0(std::vector<std::string> transports, Millis connect_timeout) {
+  agent::AgentOptions options;
+  options.self = {"w0", 0};
+  options.generation = "g1";
+  options.transports = std::move(transports);
+  options.connect_timeout = connect_timeout;
+  return options;
+}
+
+// At the other end of what w0 has dialled, as `who`.
+void welcome(Stranger& line, const wire::Hello& who) {
+  ASSERT_TRUE(line.hear());  // its hello
+  line.say(hello_frame(who, 2));
+}
+void answer_one(Stranger& line) {
+  const auto request = line.hear();
+  ASSERT_TRUE(request);
+  line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+}
+
 // What it waits for may come without that line.
 TEST(Route, IsNotWaitedForByWhoServes) {
   Streams streams;
   const Impostor silent(streams.keep());
-  agent::AgentOptions options;
-  options.self = {"w0", 0};
-  options.generation = "g1";
-  options.transports = {"unix"};
-  options.connect_timeout = Millis(20'000);
-  agent::Agent agent(options);
+  agent::Agent agent(options_of_w0({"unix"}, Millis(20'000)));
   const wire::Hello other = hello_of(1);
   agent.set_workers({agent.record(), {{other.name, 1}, other.instance, {silent.endpoint()}}});
   wire::OutFrame call;
@@ -446,12 +461,7 @@ TEST(Route, IsNotWaitedForByWhoServes) {
 TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
   Streams unix_streams, tcp_streams;
   const Impostor slow(unix_streams.keep()), silent(tcp_streams.keep(), true);
-  agent::AgentOptions options;
-  options.self = {"w0", 0};
-  options.generation = "g1";
-  options.transports = {"unix", "tcp"};
-  options.connect_timeout = Millis(4'000);
-  agent::Agent agent(options);
+  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(4'000)));
   const wire::Hello other = hello_of(1);
   agent.set_workers(
       {agent.record(), {{other.name, 1}, other.instance, {slow.endpoint(), silent.endpoint()}}});
@@ -460,11 +470,8 @@ TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
   agent.call(1, call, Deadline::after(seconds(20)), answer, false);
   ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
   Stranger line(unix_streams.all().at(0));
-  ASSERT_TRUE(line.hear());  // its hello
-  line.say(hello_frame(other, 2));
-  const auto request = line.hear();
-  ASSERT_TRUE(request);
-  line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  welcome(line, other);
+  answer_one(line);
   ASSERT_TRUE(answer->future().wait_for(Millis(20'000)));
   EXPECT_FALSE(answer->future().has_error());
   const std::vector<Route> routes = agent.routes();
@@ -479,11 +486,7 @@ TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
   Streams unix_streams, tcp_streams;
   std::optional<Impostor> first(std::in_place, unix_streams.keep());
   const Impostor second(tcp_streams.keep(), true);
-  agent::AgentOptions options;
-  options.self = {"w0", 0};
-  options.generation = "g1";
-  options.transports = {"unix", "tcp"};
-  agent::Agent agent(options);
+  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(10'000)));
   const wire::Hello other = hello_of(1);
   agent.set_workers(
       {agent.record(), {{other.name, 1}, other.instance, {first->endpoint(), second.endpoint()}}});
@@ -493,20 +496,11 @@ TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
     agent.call(1, frame, Deadline::after(seconds(20)), answer, false);
     return answer->future();
   };
-  const auto serve = [](Stranger& line) {
-    const auto request = line.hear();
-    ASSERT_TRUE(request);
-    line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-  };
-  const auto greet = [&](Stranger& line) {
-    ASSERT_TRUE(line.hear());  // its hello
-    line.say(hello_frame(other, 2));
-  };
   const auto on_first = call();
   ASSERT_TRUE(eventually([&] { return unix_streams.all().size() == 1; }));
   std::optional<Stranger> line(std::in_place, unix_streams.all().at(0));
-  greet(*line);
-  serve(*line);
+  welcome(*line, other);
+  answer_one(*line);
   ASSERT_TRUE(on_first.wait_for(Millis(20'000)));
   EXPECT_FALSE(on_first.has_error());
   EXPECT_THAT(agent.routes().front().transport, StartsWith("unix"));
@@ -522,8 +516,8 @@ TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
   const auto on_second = call();
   ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
   line.emplace(tcp_streams.all().at(0));
-  greet(*line);
-  serve(*line);
+  welcome(*line, other);
+  answer_one(*line);
   ASSERT_TRUE(on_second.wait_for(Millis(20'000)));
   EXPECT_FALSE(on_second.has_error());
   ASSERT_EQ(agent.routes().size(), 1u);

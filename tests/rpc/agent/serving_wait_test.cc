@@ -100,11 +100,10 @@ INSTANTIATE_TEST_SUITE_P(Over, ServingWaitTest, ::testing::Values("loopback", "s
                          [](const auto& over) { return std::string(over.param); });
 
 TEST_P(ServingWaitTest, WhoReadsItsOwnServesIt) {
-  net::set_current_chain(5);  // of which the request is not
+  const net::InChain chain(5);  // of which the request is not
   for (int round = 0; round < kRounds && served_here == 0; ++round) {
     wait_for(7, next(), any);
   }
-  net::set_current_chain(0);
   EXPECT_GT(served_here, 0);
 }
 
