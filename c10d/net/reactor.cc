@@ -215,12 +215,13 @@ bool Reactor::spin(Source& hot) {
   hot.reads().begin(start);
   const auto budget = std::min(hot.reads().budget(), options_.max_spin);
   const SpinPermit permit(budget.count() <= 0 || is_crowded(start));
-  const bool may_look = permit || budget.count() > 0;
+  TurnsOfOthers turns(start, hot.questions_);
+  const bool may_look = permit || (budget.count() > 0 && turns.any());
   if (!may_look && hot.armed_.load(std::memory_order_relaxed)) return false;
   Role role;
   if (!role.take(*this, hot, false)) return false;
   if (!may_look) return hot.pump(role);  // once, and arms it: nobody looks after the lease
-  if (!permit) return read_between_turns(hot, start, role);
+  if (!permit) return read_between_turns(hot, turns, role);
   if (shares_processor() && !is_crowded(start)) leave_processor();
   role.may_lease(tasks_are_short());
   SpinTime time(start, budget);
@@ -242,9 +243,8 @@ bool Reactor::spin(Source& hot) {
   return false;
 }
 
-bool Reactor::read_between_turns(Source& hot, TimePoint start, Role& role) {
+bool Reactor::read_between_turns(Source& hot, TurnsOfOthers& turns, Role& role) {
   role.may_lease(tasks_are_short());
-  TurnsOfOthers turns(start, hot.questions_);
   do {
     if (hot.pump(role)) {
       hot.reads().arrived(Clock::now());

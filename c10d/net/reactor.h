@@ -114,7 +114,7 @@ class Reactor {
   void queue(std::unique_ptr<Task> task, bool mine);
   class Hot;
   bool spin(Source& hot);
-  bool read_between_turns(Source& hot, TimePoint start, Role& role);
+  bool read_between_turns(Source& hot, TurnsOfOthers& turns, Role& role);
   void count_spin(Clock::duration took, bool hit) noexcept;
   bool sleep(Hot& hot);
   void dispatch_event(uint64_t key, Hot& hot);

@@ -4,10 +4,9 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
-
-#include <farspan/c10d/net/owned_descriptor.h>
 
 namespace farspan::net {
 namespace {
@@ -24,13 +23,22 @@ constexpr int kRestAfterLongTurn = 20;  // times what it took
 constexpr std::chrono::microseconds kOfAQuestion{10};
 std::atomic<Clock::rep> no_turns_before{0};
 
+// Opened once, for that takes five times as long as to read it; negative: not to be had.
+int load_file() noexcept {
+  static std::atomic<int> file{-1};
+  int opened = file.load(std::memory_order_relaxed);
+  if (opened >= 0) return opened;
+  const int mine = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  if (mine < 0 || file.compare_exchange_strong(opened, mine)) return mine;
+  close(mine);
+  return opened;
+}
+
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
-// one. Opened anew each time, which takes some 3 us, so that nothing stays open.
+// one.
 int count_running() noexcept {
-  const OwnedDescriptor file(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return 0;
   char text[128];
-  const ssize_t size = read(file.get(), text, sizeof text - 1);
+  const ssize_t size = pread(load_file(), text, sizeof text - 1, 0);
   if (size <= 0) return 0;
   text[size] = '\0';
   int running = 0;
@@ -54,7 +62,8 @@ void CrowdWatch::look(TimePoint now) noexcept {
   }
   const int running = count_();
   running_.store(running, std::memory_order_relaxed);
-  too_many_.store(running > processors_ ? too_many_.load(std::memory_order_relaxed) + 1 : 0,
+  const int more = running > processors_ ? 1 : -1;
+  too_many_.store(std::clamp(too_many_.load(std::memory_order_relaxed) + more, 0, kMost),
                   std::memory_order_relaxed);
 }
 
@@ -64,7 +73,8 @@ bool CrowdWatch::is_crowded(TimePoint now) noexcept {
 }
 
 void CrowdWatch::saw_crowd(TimePoint now) noexcept {
-  too_many_.store(kCrowd, std::memory_order_relaxed);
+  too_many_.store(std::max(kCrowd, too_many_.load(std::memory_order_relaxed)),
+                  std::memory_order_relaxed);
   running_.store(processors_ + 1, std::memory_order_relaxed);
   next_.store((now + kEvery).time_since_epoch().count(), std::memory_order_relaxed);
 }
@@ -98,7 +108,7 @@ TurnsOfOthers::TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& questio
                 : kTurnsToPass) {}
 
 bool TurnsOfOthers::pass() noexcept {
-  if (left_ == 0) return false;
+  if (!any()) return false;
   --left_;
   const TimePoint before = Clock::now();
   const uint64_t asked = questions_.load(std::memory_order_relaxed);

@@ -73,9 +73,10 @@ class SpinGovernor {
 };
 
 // Whether more threads want to run than there are processors, so that who polls may keep one from
-// its work: when the last two looks say so. It looks at most once in a millisecond; not when nobody
-// has asked for longer than three and it was not crowded, for a look takes 10 us, and two in a row
-// are needed: who calls now and then does not pay for it.
+// its work: once two looks in a row say so, until most of the last few do not. It looks at most
+// once in a millisecond; not when nobody has asked for longer than three and it was not crowded,
+// for two looks in a row are needed: who calls now and then does not pay for one, and its system
+// call.
 //
 // Threading: any thread; `count` may be called by several at once.
 class CrowdWatch {
@@ -98,12 +99,12 @@ class CrowdWatch {
   void look(TimePoint now) noexcept;
 
   static constexpr std::chrono::milliseconds kEvery{1}, kStale{2};
-  static constexpr int kCrowd = 2;  // looks in a row
+  static constexpr int kCrowd = 2, kMost = 4;
 
   int (*const count_)() noexcept;
   const int processors_;
   std::atomic<Clock::rep> next_{0};
-  std::atomic<int> too_many_{0};  // so many looks in a row
+  std::atomic<int> too_many_{0};  // looks that found too many, less those that did not
   std::atomic<int> running_{0};   // at the last one
 };
 
@@ -155,6 +156,8 @@ class TurnsOfOthers {
   //   questions  that threads of this process have asked so far, on the line that is looked at
   TurnsOfOthers(TimePoint now, const std::atomic<uint64_t>& questions,
                 void (*yield)() noexcept = std::this_thread::yield) noexcept;
+  // Whether any may be passed.
+  bool any() const noexcept { return left_ > 0; }
   // Gives the processor away, for a look afterwards; false: enough of that.
   bool pass() noexcept;
 

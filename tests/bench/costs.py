@@ -25,8 +25,8 @@ HOT, ASLEEP = "", ", asleep"
 STATES = {HOT: (10_000, 0), ASLEEP: (400, 5)}  # calls, and the milliseconds before each
 PAUSE = "clock_nanosleep"  # the program's own between calls, which is no part of one
 # Those that perf counts one by one. Not all: each costs time whenever a thread begins or ends to run.
-COUNTED = (PAUSE, "close", "epoll_ctl", "epoll_wait", "futex", "openat", "ppoll", "read", "recvfrom",
-           "recvmsg", "sched_yield", "sendmsg", "sendto", "timerfd_settime", "write")
+COUNTED = (PAUSE, "close", "epoll_ctl", "epoll_wait", "futex", "ppoll", "pread64", "read",
+           "recvfrom", "recvmsg", "sched_yield", "sendmsg", "sendto", "timerfd_settime", "write")
 MAY_FAIL = ("futex", "read", "recvfrom", "recvmsg", "sendmsg", "sendto")
 ALL, OTHERS = "raw_syscalls:sys_enter", "others"
 IN_VAIN = ", in vain"  # after the name of a system call: those that failed

@@ -16,6 +16,7 @@
 #include <farspan/c10d/net/level.h>
 #include <farspan/c10d/net/spin.h>
 
+#include "c10d/net/crowd.h"
 #include "c10d/net/mailbox.h"
 #include "c10d/net/tasks.h"
 #include "support/process_use.h"
@@ -211,30 +212,6 @@ TEST(ReactorWait, SleepsUntilTheAnswerIsExpectedAndPollsThen) {
   EXPECT_LE(limited.polled, microseconds(600));
 }
 
-// Threads that want every processor, and more.
-class Crowd {
- public:
-  Crowd() {
-    const unsigned count = std::thread::hardware_concurrency() + 2;
-    for (unsigned i = 0; i < count; ++i) {
-      threads_.emplace_back([this] {
-        while (!is_over_) {
-        }
-      });
-    }
-  }
-  ~Crowd() {
-    is_over_ = true;
-    for (std::thread& thread : threads_) thread.join();
-  }
-  Crowd(const Crowd&) = delete;
-  Crowd& operator=(const Crowd&) = delete;
-
- private:
-  std::atomic<bool> is_over_{false};
-  std::vector<std::thread> threads_;
-};
-
 // How many of these waits were made while others wanted every processor, and in how many of those
 // the thread polled.
 struct InCrowd {
@@ -246,7 +223,7 @@ InCrowd waits_in_crowd(const std::function<net::WaitPlan()>& plan) {
   const Deadline give_up = Deadline::after(seconds(20));
   while (result.waits < 30 && !give_up.expired()) {
     waits.learn();
-    const bool is_crowded = net::is_crowded(Clock::now()) && net::lacks_processors(Clock::now());
+    const bool is_crowded = sees_crowd();
     const nanoseconds polled = waits.polled_until(Deadline::after(milliseconds(5)), plan());
     if (!is_crowded || !net::is_crowded(Clock::now())) continue;
     ++result.waits;
