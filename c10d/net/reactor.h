@@ -153,7 +153,7 @@ class Reactor {
 
   // How a thread waits: reactor_wait.cc.
   bool spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                 SpinGovernor* polling, Role& role, TimePoint& seen);
+                 SpinGovernor* polling, bool was_idle, Role& role, TimePoint& seen);
   bool look_between_turns(FutureCore& future, TimePoint start, Deadline deadline, Source& source,
                           Role& role);
   void look_at(Source& source, Role& role) noexcept;
@@ -187,6 +187,7 @@ class Reactor {
   const OwnedDescriptor epoll_;
   const OwnedDescriptor wake_fd_;  // counts the threads that are to wake up
   const OwnedDescriptor stop_fd_;
+  const QuickLooks quick_looks_;
   Timers timers_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> wakeups_{0}, spin_hits_{0}, spin_misses_{0}, spin_ns_{0};

@@ -194,8 +194,9 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, const Wa
   const Inside inside(*this);
   const TimePoint start = Clock::now();
   Role role;
-  // Whoever called after a while is not back in no time.
-  role.may_lease(plan.back_soon && hint && !hint->was_idle());
+  // Whoever called after a while is not back in no time, and the other end has gone to sleep, too.
+  const bool was_idle = hint && hint->was_idle();
+  role.may_lease(plan.back_soon && hint && !was_idle);
   role.hands_over();
   Slot& slot = thread_slot();
   const Expected expected = hint ? within_limits(plan.expected, start) : Expected{};
@@ -205,7 +206,7 @@ bool Reactor::wait(FutureCore& future, Deadline deadline, Source* hint, const Wa
   const bool polls = polling || !hint;
   TimePoint seen;  // when there was last something to read: what that leads to may take long
   const bool ready =
-      (polls && spin_wait(future, start, deadline, hint, polling, role, seen)) ||
+      (polls && spin_wait(future, start, deadline, hint, polling, was_idle, role, seen)) ||
       (slot.open() ? sleep_wait(future, start, deadline, hint, expected, role, slot, seen)
                    : sleep_without_slot(future, deadline, hint, role, slot));
   if (!hint) return ready;
@@ -247,12 +248,18 @@ void Reactor::flush_and_tell(Source& source) noexcept {
 }
 
 bool Reactor::spin_wait(FutureCore& future, TimePoint start, Deadline deadline, Source* hint,
-                        SpinGovernor* polling, Role& role, TimePoint& seen) {
+                        SpinGovernor* polling, bool was_idle, Role& role, TimePoint& seen) {
   const auto budget = std::min(polling ? polling->budget() : kSpinLimit, options_.max_spin);
   if (budget.count() <= 0) return false;
   const SpinPermit permit(is_crowded(start));
   if (!permit) return hint && look_between_turns(future, start, deadline, *hint, role);
   SpinTime time(start, budget, deadline.at());
+  if (was_idle) {
+    // What the call has woken is most likely behind this thread. The turn comes before: to signal
+    // would be in vain.
+    role.take(*this, *hint, false);
+    let_others_go_first();
+  }
   bool ready = false;
   while (!ready && !time.is_over()) {
     if (hint) {

@@ -8,6 +8,9 @@
 #include <atomic>
 #include <cstdio>
 
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/net/owned_descriptor.h>
+
 namespace farspan::net {
 namespace {
 
@@ -23,22 +26,33 @@ constexpr int kRestAfterLongTurn = 20;  // times what it took
 constexpr std::chrono::microseconds kOfAQuestion{10};
 std::atomic<Clock::rep> no_turns_before{0};
 
-// Opened once, for that takes five times as long as to read it; negative: not to be had.
-int load_file() noexcept {
-  static std::atomic<int> file{-1};
-  int opened = file.load(std::memory_order_relaxed);
-  if (opened >= 0) return opened;
-  const int mine = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
-  if (mine < 0 || file.compare_exchange_strong(opened, mine)) return mine;
-  close(mine);
-  return opened;
+constexpr const char* kLoadFile = "/proc/loadavg";
+
+// What reactors keep open. Never destroyed: threads that end late may look.
+struct KeptOpen {
+  Mutex mutex;
+  int users FARSPAN_GUARDED_BY(mutex) = 0;
+  OwnedDescriptor file FARSPAN_GUARDED_BY(mutex);
+};
+KeptOpen& kept_open() noexcept {
+  static KeptOpen& all = *new KeptOpen;
+  return all;
+}
+
+// Into 128 bytes.
+ssize_t read_load(char* text) noexcept {
+  KeptOpen& kept = kept_open();
+  MutexLock lock(kept.mutex);
+  if (kept.file.get() >= 0) return pread(kept.file.get(), text, 127, 0);
+  const OwnedDescriptor file(open(kLoadFile, O_RDONLY | O_CLOEXEC));
+  return file.get() < 0 ? -1 : pread(file.get(), text, 127, 0);
 }
 
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
 // one.
 int count_running() noexcept {
   char text[128];
-  const ssize_t size = pread(load_file(), text, sizeof text - 1, 0);
+  const ssize_t size = read_load(text);
   if (size <= 0) return 0;
   text[size] = '\0';
   int running = 0;
@@ -46,6 +60,18 @@ int count_running() noexcept {
 }
 
 }  // namespace
+
+QuickLooks::QuickLooks() noexcept {
+  KeptOpen& kept = kept_open();
+  MutexLock lock(kept.mutex);
+  if (++kept.users == 1) kept.file = OwnedDescriptor(open(kLoadFile, O_RDONLY | O_CLOEXEC));
+}
+
+QuickLooks::~QuickLooks() {
+  KeptOpen& kept = kept_open();
+  MutexLock lock(kept.mutex);
+  if (--kept.users == 0) kept.file = OwnedDescriptor();
+}
 
 void CrowdWatch::look(TimePoint now) noexcept {
   const Clock::rep at = now.time_since_epoch().count();

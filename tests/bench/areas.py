@@ -203,6 +203,10 @@ AREAS = {
                for what in of},
             "start, 64 workers": {OURS: 30},
             "shutdown, 64 workers": {OURS: 10},
+            # Those of a worker do not grow with how many there are, but for those that it has called.
+            **{f"{name}, {workers} workers": {OURS: most} for workers in (16, 64)
+               for name, most in (("descriptors of a worker", 40), ("threads of a worker", 8),
+                                  ("descriptors of one that has called all", 40 + 4 * workers))},
         },
     ),
     # More workers than processors: polling must not cost what it saves.
@@ -219,9 +223,9 @@ AREAS = {
             Case("processor time of a call, 8 trainers", "us", peers=(BLOCKING,)),
             Case("polled in a second, 8 trainers", "s", peers=()),
         ),
-        # At least those of blocking; the medians of two runs of one program differ by up to 5 %.
-        goals={"steps per second, 8 trainers": {BLOCKING: 0.95},
-               "processor time of a step, 8 trainers": {BLOCKING: 0.95},
+        # At least those of blocking; the medians of two runs of one program differ by up to 3 % (5 % for calls).
+        goals={"steps per second, 8 trainers": {BLOCKING: 0.97},
+               "processor time of a step, 8 trainers": {BLOCKING: 0.97},
                "calls per second, 8 trainers": {BLOCKING: 0.95},
                "processor time of a call, 8 trainers": {BLOCKING: 0.95},
                "polled in a second, 8 trainers": {OURS: 0.02}},

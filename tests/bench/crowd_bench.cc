@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int kSteps = 200, kCalls = 2'000;
+constexpr int kSteps = 600, kCalls = 2'000;
 
 // What the server has for all.
 at::Tensor& parameter() {

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
 #include "c10d/store/temporary_folder.h"
+#include "support/process_use.h"
 #include "support/two_hosts.h"
 
 namespace farspan::testing {
@@ -16,7 +19,12 @@ namespace {
 constexpr int64_t kCount = 3'000'000;  // float32: 12 MB
 
 at::Tensor next(const at::Tensor& x) { return x + 1; }
+int64_t numel(const at::Tensor& x) { return x.numel(); }
+at::Tensor make_large() { return at::ones({256 << 20}, at::kByte); }
 FARSPAN_REGISTER_AS("lanes.next", next);
+FARSPAN_REGISTER_AS("lanes.numel", numel);
+FARSPAN_REGISTER_AS("lanes.make_large", make_large);
+FARSPAN_REGISTER_AS("lanes.peak_growth", peak_growth);
 
 void check(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(what);
@@ -35,6 +43,16 @@ void call_there(int64_t count) {
   check(at::equal(rpc_sync("there", next, x), x + 1), "another tensor came back");
 }
 
+// The first ones do not wait for lanes.
+void call_until_there_are_lanes() {
+  std::vector<Route> routes;
+  int calls = 0;
+  do {
+    check(++calls < 1000, "there are no lanes");
+    call_there(kCount);
+  } while (route_to("there", routes).lanes < 4);
+}
+
 void run(const std::function<void(WorkerOptions&)>& change, const std::function<void()>& here) {
   const TemporaryFolder folder;
   EXPECT_NO_THROW(run_on_two_hosts(folder.file("meet"), change, [&](int rank) {
@@ -48,11 +66,7 @@ TEST(LanesBetweenHosts, CarryLargeTensorsThereAndBack) {
         std::vector<Route> routes;
         call_there(1000);
         check(route_to("there", routes).lanes == 0, "small tensors need no lanes");
-        // The first ones do not wait for lanes.
-        for (int calls = 0; route_to("there", routes).lanes < 4; ++calls) {
-          check(calls < 1000, "there are no lanes");
-          call_there(kCount);
-        }
+        call_until_there_are_lanes();
         const uint64_t before = route_to("there", routes).bytes_by_lanes;
         std::atomic<bool> done{false};
         std::thread small([&] {
@@ -72,6 +86,25 @@ TEST(LanesBetweenHosts, CanBeDoneWithout) {
         std::vector<Route> routes;
         for (int calls = 0; calls < 3; ++calls) call_there(kCount);
         check(route_to("there", routes).lanes == 0, "lanes were not wanted");
+      });
+}
+
+TEST(LanesBetweenHosts, TakeNoMemoryBesideOneCopyAtTheReceiver) {
+  run([](WorkerOptions&) {},
+      [] {
+        const CallOptions patient{std::chrono::minutes(2)};
+        call_until_there_are_lanes();
+        const auto is_one = [](int64_t mebibytes) { return mebibytes >= 256 && mebibytes < 320; };
+        const at::Tensor x = make_large();
+        peak_growth();
+        rpc_sync("there", peak_growth);
+        check(rpc_sync("there", patient, numel, x) == x.numel(), "another tensor came");
+        check(is_one(rpc_sync("there", peak_growth)), "not one copy at the callee");
+        check(peak_growth() < 64, "a copy at the caller");
+        const at::Tensor y = rpc_sync("there", patient, make_large);
+        check(y.numel() == x.numel(), "another tensor came back");
+        check(is_one(rpc_sync("there", peak_growth)), "a copy beside the result");
+        check(is_one(peak_growth()), "not one copy of the result");
       });
 }
 

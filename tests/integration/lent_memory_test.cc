@@ -77,16 +77,7 @@ Tensor exchange_shared(const Tensor& x, int64_t seed) {
   return shared_pattern(seed + 1, x.numel());
 }
 std::vector<int64_t> findings() { return {checked, wrong}; }
-// What this process has grown by at its peak since it was last asked, in MiB.
-int64_t growth() {
-  static int64_t before = 0;
-  const auto mebibytes = [](const std::string& what) { return memory_bytes(what) >> 20; };
-  const int64_t grown = mebibytes("VmHWM") - before;
-  before = mebibytes("VmRSS");
-  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
-  return grown;
-}
-FARSPAN_REGISTER_AS("lent.growth", growth);
+FARSPAN_REGISTER_AS("lent.peak_growth", peak_growth);
 FARSPAN_REGISTER_AS("lent.exchange", exchange);
 FARSPAN_REGISTER_AS("lent.exchange_shared", exchange_shared);
 FARSPAN_REGISTER_AS("lent.findings", findings);
@@ -224,12 +215,12 @@ int send_large() {
   init_rpc("caller", options_of_variables());
   rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
   const Tensor x = make_large();
-  growth();
-  rpc_sync("server", growth);
+  peak_growth();
+  rpc_sync("server", peak_growth);
   rpc_sync("server", CallOptions{kLong}, numel, x);
-  const int64_t there = rpc_sync("server", growth), here = growth();
+  const int64_t there = rpc_sync("server", peak_growth), here = peak_growth();
   const Tensor y = rpc_sync("server", CallOptions{kLong}, make_large);
-  const int64_t made = rpc_sync("server", growth), come = growth();
+  const int64_t made = rpc_sync("server", peak_growth), come = peak_growth();
   shutdown();
   std::printf("grown by %ld MiB here, %ld there; by a result %ld there, %ld here\n", here, there,
               made, come);

@@ -33,4 +33,14 @@ inline int64_t memory_bytes(const std::string& what) {
   throw std::runtime_error("/proc/self/status does not say " + what);
 }
 
+// What this process has grown by at its peak since it was last asked, in MiB.
+inline int64_t peak_growth() {
+  static int64_t before = 0;
+  const auto mebibytes = [](const char* what) { return memory_bytes(what) >> 20; };
+  const int64_t grown = mebibytes("VmHWM") - before;
+  before = mebibytes("VmRSS");
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  return grown;
+}
+
 }  // namespace farspan::testing

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "c10d/net/crowd.h"
+#include "c10d/net/processors.h"
 #include "support/eventually.h"
 
 namespace farspan::testing {
@@ -245,23 +246,6 @@ TEST(SpinPermit, LeavesACoreToTheOthers) {
 TEST(SpinPermit, AMachineIsCrowdedWhileMoreThreadsRunThanItHasProcessors) {
   const Crowd crowd;
   EXPECT_TRUE(eventually([] { return net::is_crowded(Clock::now()); }));
-}
-
-// The processors that the calling thread may run on.
-std::vector<int> processors() {
-  cpu_set_t allowed;
-  EXPECT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
-  std::vector<int> numbers;
-  for (int number = 0; number < CPU_SETSIZE; ++number) {
-    if (CPU_ISSET(number, &allowed)) numbers.push_back(number);
-  }
-  return numbers;
-}
-void stay_on(const std::vector<int>& numbers) {
-  cpu_set_t only;
-  CPU_ZERO(&only);
-  for (const int number : numbers) CPU_SET(number, &only);
-  ASSERT_EQ(sched_setaffinity(0, sizeof only, &only), 0);
 }
 
 void poll_and_yield() {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <semaphore>
 #include <thread>
 #include <vector>
 
@@ -18,6 +19,7 @@
 
 #include "c10d/net/crowd.h"
 #include "c10d/net/mailbox.h"
+#include "c10d/net/processors.h"
 #include "c10d/net/tasks.h"
 #include "support/process_use.h"
 
@@ -246,6 +248,46 @@ TEST(ReactorWait, NobodyPollsWhereOthersWantEveryProcessor) {
     EXPECT_EQ(seen.waits, 30);
     EXPECT_LE(seen.polled, 5);  // a crowd may have gone between the looks
   }
+}
+
+// How many of so many waits look once only, which begin after a pause and wake another thread of
+// the same processor for the answer.
+int waits_of_one_look(int waits) {
+  Promise<void> answer;
+  const auto mailbox = std::make_shared<Mailbox>([&](uint64_t) {
+    Promise<void>(answer).set_value();  // which ends the wait, and with it this answer
+  });
+  Reactor reactor;
+  reactor.add(mailbox);
+  std::binary_semaphore asked(0);
+  std::thread answering([&] {
+    for (int i = 0; i < waits; ++i) {
+      asked.acquire();
+      mailbox->post();
+    }
+  });
+  int once = 0;
+  for (int i = 0; i < waits; ++i) {
+    std::this_thread::sleep_for(milliseconds(3));
+    answer = Promise<void>();
+    reactor.expect_answer(*mailbox);
+    const int before = mailbox->flushes();
+    asked.release();
+    EXPECT_TRUE(
+        reactor.wait(*answer.future().state(), Deadline::after(seconds(10)), mailbox.get()));
+    once += mailbox->flushes() - before <= 2;  // and at the end
+  }
+  answering.join();
+  reactor.stop();
+  return once;
+}
+
+// It most likely is behind the one that waits.
+TEST(ReactorWait, AfterAPauseWhoeverIsWokenForTheAnswerGoesFirst) {
+  std::thread([] {
+    stay_on({processors().front()});
+    EXPECT_GE(waits_of_one_look(20), 10);  // others may go first
+  }).join();
 }
 
 TEST(ReactorWait, AnAnswerIsHadWheneverItComes) {
