@@ -26,7 +26,9 @@ constexpr int kRestAfterLongTurn = 20;  // times what it took
 constexpr std::chrono::microseconds kOfAQuestion{10};
 std::atomic<Clock::rep> no_turns_before{0};
 
-constexpr const char* kLoadFile = "/proc/loadavg";
+OwnedDescriptor open_load() noexcept {
+  return OwnedDescriptor(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+}
 
 // What reactors keep open. Never destroyed: threads that end late may look.
 struct KeptOpen {
@@ -39,20 +41,19 @@ KeptOpen& kept_open() noexcept {
   return all;
 }
 
-// Into 128 bytes.
-ssize_t read_load(char* text) noexcept {
+// Negative: there is none.
+ssize_t read_load(char* text, size_t size) noexcept {
   KeptOpen& kept = kept_open();
   MutexLock lock(kept.mutex);
-  if (kept.file.get() >= 0) return pread(kept.file.get(), text, 127, 0);
-  const OwnedDescriptor file(open(kLoadFile, O_RDONLY | O_CLOEXEC));
-  return file.get() < 0 ? -1 : pread(file.get(), text, 127, 0);
+  if (kept.file) return pread(kept.file.get(), text, size, 0);
+  return pread(open_load().get(), text, size, 0);
 }
 
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
 // one.
 int count_running() noexcept {
   char text[128];
-  const ssize_t size = read_load(text);
+  const ssize_t size = read_load(text, sizeof text - 1);
   if (size <= 0) return 0;
   text[size] = '\0';
   int running = 0;
@@ -64,13 +65,13 @@ int count_running() noexcept {
 QuickLooks::QuickLooks() noexcept {
   KeptOpen& kept = kept_open();
   MutexLock lock(kept.mutex);
-  if (++kept.users == 1) kept.file = OwnedDescriptor(open(kLoadFile, O_RDONLY | O_CLOEXEC));
+  if (++kept.users == 1) kept.file = open_load();
 }
 
 QuickLooks::~QuickLooks() {
   KeptOpen& kept = kept_open();
   MutexLock lock(kept.mutex);
-  if (--kept.users == 0) kept.file = OwnedDescriptor();
+  if (--kept.users == 0) kept.file.reset();
 }
 
 void CrowdWatch::look(TimePoint now) noexcept {

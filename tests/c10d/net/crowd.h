@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -33,9 +35,23 @@ class Crowd {
   std::vector<std::thread> threads_;
 };
 
-// Whether it is seen now, and by one more look.
-inline bool sees_crowd() {
-  return net::is_crowded(Clock::now()) && net::lacks_processors(Clock::now());
+// How many times of something were while others wanted every processor, and in how many of these it
+// polled, as it says.
+struct InCrowd {
+  int times = 0, polled = 0;
+};
+inline InCrowd polls_in_crowd(const std::function<bool()>& polls) {
+  InCrowd result;
+  const Deadline give_up = Deadline::after(std::chrono::seconds(20));
+  while (result.times < 30 && !give_up.expired()) {
+    const bool begins_in_crowd =
+        net::is_crowded(Clock::now()) && net::lacks_processors(Clock::now());
+    const bool polled = polls();
+    if (!begins_in_crowd || !net::is_crowded(Clock::now())) continue;
+    ++result.times;
+    result.polled += polled;
+  }
+  return result;
 }
 
 }  // namespace farspan::testing

@@ -327,22 +327,19 @@ TEST(Source, NobodyPollsForRequestsWhereOthersWantEveryProcessor) {
   auto mailbox = std::make_shared<Mailbox>();
   Stopped stopped;
   stopped.reactor.add(mailbox);
-  const Deadline give_up = Deadline::after(seconds(20));
-  int in_crowd = 0, polled = 0;
-  for (uint64_t posted = 1; in_crowd < 30 && !give_up.expired(); ++posted) {
+  uint64_t posted = 0;
+  const InCrowd seen = polls_in_crowd([&] {
     // As if requests had mostly come within the long limit.
     for (int request = 0; request < 8; ++request) mailbox->reads().learn(microseconds(100));
-    const bool begins_in_crowd = sees_crowd();
     const auto before = stopped.reactor.counters().spin_time;
     mailbox->post();
-    ASSERT_TRUE(eventually([&] { return mailbox->received() == posted; }));
-    std::this_thread::sleep_for(milliseconds(2));  // as a rule the reader sleeps by then
-    if (!begins_in_crowd || !net::is_crowded(Clock::now())) continue;
-    ++in_crowd;
-    polled += stopped.reactor.counters().spin_time > before;
-  }
-  EXPECT_EQ(in_crowd, 30);
-  EXPECT_LE(polled, 5);  // a crowd may have gone between the looks
+    ++posted;
+    EXPECT_TRUE(eventually([&] { return mailbox->received() == posted; }));
+    std::this_thread::sleep_for(milliseconds(2));  // the reader polls no longer, if it did
+    return stopped.reactor.counters().spin_time > before;
+  });
+  EXPECT_EQ(seen.times, 30);
+  EXPECT_LE(seen.polled, 5);  // a crowd may have gone between the looks
 }
 
 // Many threads wait on one source, each for a message of its own; whoever reads must not leave the
