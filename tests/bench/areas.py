@@ -18,6 +18,7 @@ LOW, HIGH = "low", "high"  # ours with a threshold so low, or so high, that no s
 ONE_LINE = "one line"  # ours without lanes
 FEW = "few"  # ours where there is little of what there is much of else
 HOST = "through the host"  # ours where nothing may go straight from device to device
+SAME_MALLOC = "pytorch same malloc"  # told to keep memory as ours does
 CUDA_IPC, CUDA_BASIC = "pytorch cuda_ipc", "pytorch cuda_basic"  # by the channel for tensors of GPUs
 BY_NAME = "by name"  # the limit where another process copies, from memory that it has opened once
 WORLDS = (("--world", "2"), ("--world", "4"))
@@ -242,18 +243,24 @@ AREAS = {
             Case("small call beside 64 MiB tensors p50", "us", peers=(ONE_LINE,)),
             Case("small call beside 64 MiB tensors p99", "us", peers=(ONE_LINE,)),
         ),
-        goals={"small call beside 64 MiB tensors p50": {ONE_LINE: 100}},
+        goals={"tensor 64 MiB between hosts": {ONE_LINE: 0.95},
+               "small call beside 64 MiB tensors p50": {ONE_LINE: 100, OURS: 200},
+               "small call beside 64 MiB tensors p99": {ONE_LINE: 10}},
     ),
-    # What calls cost a job: a parameter server with one trainer, beside the same training in one process.
+    # What calls cost a job: a parameter server with one trainer, beside the same training in one process,
+    # and beside the same two processes of PyTorch.
     "job": Area(
         programs=(
             Program(OURS, "parameter_server", needed=True, runs=((*EPOCH, "--trainers", "1"),),
                     example_of="epoch batch 32"),
             Program(LOCAL, "local_training", needed=True, runs=(EPOCH,),
                     example_of="epoch batch 32"),
+            Program(PYTORCH, "pytorch_parameter_server.py", needed=False, runs=((),)),
+            Program(SAME_MALLOC, "pytorch_parameter_server.py", needed=False,
+                    runs=(("--same-malloc",),)),
         ),
-        cases=(Case("epoch batch 32", "samples/s", peers=(LOCAL,)),
-               Case("epoch batch 32, processor time", "s", peers=(LOCAL,))),
+        cases=(Case("epoch batch 32", "samples/s", peers=(LOCAL, PYTORCH, SAME_MALLOC)),
+               Case("epoch batch 32, processor time", "s", peers=(LOCAL, PYTORCH, SAME_MALLOC))),
         goals={"epoch batch 32": {LOCAL: 1 / 1.03}},
     ),
     "collectives": Area(

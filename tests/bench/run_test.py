@@ -8,7 +8,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -40,32 +39,6 @@ def load_run():
     sys.modules["run"] = module  # its dataclasses look for it
     loader.exec_module(module)
     return module
-
-
-def source_of(program):
-    """The text of a program, with the headers of this folder that it includes."""
-    for path in (RUN.parent / f"{program}.cc", RUN.parent / "peers" / f"{program}.cc",
-                 RUN.parent / "peers" / program):
-        if path.exists():
-            text = path.read_text()
-            break
-    missing = set(re.findall(r'"bench/(\w+\.h)"', text))
-    read = set()
-    while missing - read:
-        header = (missing - read).pop()
-        read.add(header)
-        text += (RUN.parent / header).read_text()
-        missing |= set(re.findall(r'"bench/(\w+\.h)"', text))
-    return text
-
-
-def prints(source, case):
-    """Whether a program has the name of a case, which is either whole there, or made of parts."""
-    name = re.sub(r"( world \d| shm| tcp|, \d+ \w+)$", "", case)
-    if f'"{name}' in source:
-        return True
-    *first, number, unit = name.split()
-    return f'"{" ".join(first)} ' in source and f'"{number} {unit}"' in source
 
 
 def alive(pid):
@@ -228,6 +201,30 @@ class RunTest(unittest.TestCase):
                 self.assertEqual(run.print_costs(RUN, 1, check), problems)
             self.assertIn("table", out.getvalue())
 
+    def test_a_busy_machine_is_one_where_others_run_now_whatever_its_load_is(self):
+        run = load_run()
+        for running, mean in (((1, 1, 1, 1), 0), ((3, 1, 3, 1), 1), ((1, 1, 1, 9), 2)):
+            texts = [f"9.00 9.00 9.00 {now}/300 4711\n" for now in running]
+            with unittest.mock.patch.object(pathlib.Path, "read_text", side_effect=texts):
+                self.assertEqual(run.others_running(looks=4, between_s=0), mean)
+        for nothing in ({"return_value": "?\n"}, {"side_effect": FileNotFoundError}):
+            with unittest.mock.patch.object(pathlib.Path, "read_text", **nothing):
+                self.assertEqual(run.others_running(between_s=0), 0)
+
+    def test_that_others_run_is_said_before_each_area(self):
+        run = load_run()
+        said = "bench: 1.5 other threads run: they will show in the figures\n"
+        for others, times in ((1.5, 2), (0.5, 0)):
+            argv = ["run", "calls", "gpu", "--build", str(self.folder), "--out", str(self.out)]
+            with unittest.mock.patch.object(sys, "argv", argv), \
+                    unittest.mock.patch.object(run.signal, "signal"), \
+                    unittest.mock.patch.object(run, "others_running", return_value=others), \
+                    unittest.mock.patch.object(run, "run_area", side_effect=run.Skipped("not here")), \
+                    contextlib.redirect_stdout(io.StringIO()), \
+                    contextlib.redirect_stderr(io.StringIO()) as errors:
+                self.assertEqual(run.main(), 77)
+            self.assertEqual(errors.getvalue(), said * times)
+
     def test_a_program_without_a_case_is_named(self):
         self.fake("rpc_bench", "figures(1, without=['tensor 1 MiB tcp'])")
         done = self.bench("--rounds", "1")
@@ -283,48 +280,28 @@ class RunTest(unittest.TestCase):
             "all_reduce 1 MiB world 4: busbw 1.57 GB/s, 0.50 of memcpy",
             "send 1 MiB world 4: 1.05 GB/s, 0.50 of the limit"])
 
-    def test_every_program_prints_what_its_area_asks_it_for(self):
-        areas = load_run().AREAS
-        self.assertFalse(prints(source_of("limits"), "all_reduce 4 B world 2"))
-        self.assertFalse(prints(source_of("collectives_bench"), "send 16 GiB world 2"))
-        for area in areas.values():
-            for program in area.programs:
-                if program.example_of:
-                    self.assertIn(program.example_of, [case.name for case in area.cases])
-                    continue
-                source = "".join(source_of(other.name) for other in area.programs
-                                 if other.label == program.label)
-                for case in area.cases:
-                    if program.label in ("ours", *case.peers):
-                        self.assertTrue(prints(source, case.name), (program.name, case.name))
+    def fake_example(self, name, body):
+        path = self.folder / "build" / "examples" / name / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
 
-    def test_every_program_that_is_compiled_is_built_for_a_measurement(self):
-        text = (RUN.parent / "CMakeLists.txt").read_text()
-        targets = dict(re.findall(r"^farspan_bench\((\w+) ([^)]+)\)", text, re.MULTILINE))
-        self.assertEqual(list(targets), ["bench", "bench_gpu"])
-        areas = load_run().AREAS.values()
-        asked = {program.name for area in areas for program in area.programs}
-        asked |= {area.costs for area in areas if area.costs}
-        compiled = {name for name in asked if not name.endswith(".py")}
-        self.assertEqual(compiled - set(" ".join(targets.values()).split()), set())
-
-    def test_reductions_and_their_peers_keep_their_names(self):
-        peers = {case.name: case.peers for case in load_run().AREAS["collectives"].cases}
-        for world in (2, 4):
-            for size in ("4 B", "4 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB"):
-                name = f"all_reduce {size} world {world}"
-                self.assertEqual(peers.get(name), ("gloo", "openmpi", "limit"), name)
+    def bench_job(self):
+        """Area `job`, with this test's folder for the root, so that its peers in Python are fakes, or none."""
+        run = ("import areas, pathlib, runpy, sys; areas.ROOT = pathlib.Path(sys.argv.pop(1)); "
+               f"runpy.run_path({str(RUN)!r}, run_name='__main__')")
+        return subprocess.run([sys.executable, "-B", "-c", run, self.folder, "job",
+                               *self.command("--rounds", "1")[2:]],
+                              cwd=RUN.parent, capture_output=True, text=True, timeout=60)
 
     def test_an_example_is_measured_by_the_rate_in_its_table(self):
         for name, rate, time in (("parameter_server", "1,940", 80), ("local_training", "2,000", 76)):
-            path = self.folder / "build" / "examples" / name / name
-            path.parent.mkdir(parents=True)
-            path.write_text("#!/bin/sh\ntouch picture\n"
-                            f"echo 'training  9 samples/s'; echo 'samples/s   {rate}';"
-                            f"echo 'processor time of all   {time}.0 s'; echo \"$@\" >$0.got\n")
-            path.chmod(0o755)
-        done = subprocess.run([RUN, "job", *self.command("--rounds", "1")[2:]], capture_output=True,
-                              text=True, timeout=60)
+            path = self.fake_example(
+                name, "touch curves.svg\n"
+                f"echo 'training  9 samples/s'; echo 'samples/s   {rate}';"
+                f"echo 'processor time of all   {time}.0 s'; echo \"$@\" >$0.got")
+        done = self.bench_job()
         self.assertEqual(done.returncode, 0, done.stderr)
         row = self.rows()["epoch batch 32", "local"]
         self.assertEqual((row["ours"], row["theirs"], row["ratio"]), (1940, 2000, 0.97))
@@ -332,29 +309,47 @@ class RunTest(unittest.TestCase):
         self.assertEqual((row["ours"], row["theirs"], row["ratio"]), (80, 76, 0.95))
         self.assertEqual(path.with_name("local_training.got").read_text(),
                          "--batch-size 32\n")
-        self.assertFalse(pathlib.Path("picture").exists(), "it was left here")
+        self.assertFalse((RUN.parent / "curves.svg").exists(), "it was left there")
+
+    def test_a_peer_in_python_is_left_out_without_its_interpreter_and_else_run_in_each_way(self):
+        table = "echo 'samples/s  1,500'; echo 'processor time of all  40.0 s'"
+        for name in ("parameter_server", "local_training"):
+            self.fake_example(name, table)
+        done = self.bench_job()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for label in ("pytorch", "pytorch same malloc"):
+            self.assertIn(f"bench: without {label}: what pytorch_parameter_server.py needs", done.stderr)
+        self.assertEqual({peer for _, peer in self.rows()}, {"local"})
+
+        python = self.folder / ".venv" / "bin" / "python"
+        script = self.folder / "tests" / "bench" / "peers" / "pytorch_parameter_server.py"
+        for path in (python, script):
+            path.parent.mkdir(parents=True)
+        script.touch()
+        python.write_text(textwrap.dedent(
+            f"""\
+            #!/bin/sh
+            [ "$1" = {script} ] || exit 1
+            rate=750; [ "$2" != --same-malloc ] || rate=1000
+            echo '{{"case": "epoch batch 32", "value": '$rate'}}'
+            echo '{{"case": "epoch batch 32, processor time", "value": 60}}'
+            """))
+        python.chmod(0o755)
+        done = self.bench_job()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = self.rows()
+        for peer, rate in (("pytorch", 2), ("pytorch same malloc", 1.5)):
+            self.assertEqual(rows["epoch batch 32", peer]["ratio"], rate)
+            self.assertEqual(rows["epoch batch 32, processor time", peer]["ratio"], 1.5)
 
     def test_an_example_without_figures_is_named(self):
         for body, said in (("echo no images >&2; exit 3", "it ended with 1: no images"),
                            ("echo 'samples/s  7'", "printed no row like 'processor time of all")):
             for name in ("parameter_server", "local_training"):
-                path = self.folder / "build" / "examples" / name / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(f"#!/bin/sh\n{body}\n")
-                path.chmod(0o755)
-            done = subprocess.run([RUN, "job", *self.command("--rounds", "1")[2:]], capture_output=True,
-                                  text=True, timeout=60)
+                self.fake_example(name, body)
+            done = self.bench_job()
             self.assertEqual(done.returncode, 1)
             self.assertIn(said, done.stderr)
-
-    def test_every_goal_is_about_a_case_and_a_peer_of_it_or_ours_or_a_case_of_its_unit(self):
-        for name, area in load_run().AREAS.items():
-            cases = {case.name: case for case in area.cases}
-            for case, goals in area.goals.items():
-                self.assertIn(case, cases, name)
-                others = {other.name for other in area.cases if other.unit == cases[case].unit}
-                self.assertLessEqual(set(goals), {"ours", *cases[case].peers} | others - {case},
-                                     (name, case))
 
     def pids(self):
         file = self.programs / "pids"

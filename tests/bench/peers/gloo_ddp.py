@@ -40,10 +40,14 @@ def large_net():
                          nn.Linear(4096, 1000), nn.LogSoftmax(1))
 
 
+def keep_freed_memory():
+    for parameter, value in SAME_MALLOC:
+        assert ctypes.CDLL(None).mallopt(parameter, value) == 1
+
+
 def measure(rank, large, same_malloc, port):
     if same_malloc:
-        for parameter, value in SAME_MALLOC:
-            assert ctypes.CDLL(None).mallopt(parameter, value) == 1
+        keep_freed_memory()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     torch.manual_seed(1)
