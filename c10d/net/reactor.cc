@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include <farspan/c10d/base/processors.h>
 #include <farspan/c10d/base/unfinished.h>
 #include <farspan/c10d/net/reactor_state.h>
 
@@ -32,7 +33,7 @@ OwnedDescriptor checked(int fd, const char* what) {
 
 ReactorOptions completed(ReactorOptions options) {
   if (options.threads <= 0) {
-    options.threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 16);
+    options.threads = std::clamp(available_processors(), 2, 16);
   }
   options.max_threads = std::max(options.max_threads, options.threads);
   return options;

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/processors.h>
 #include <farspan/c10d/net/owned_descriptor.h>
 
 namespace farspan::net {
@@ -50,14 +51,16 @@ ssize_t read_load(char* text, size_t size) noexcept {
 }
 
 // The fourth field of "0.42 0.31 0.25 2/341 1234": those on a processor, and those that wait for
-// one.
+// one, wherever they may run.
 int count_running() noexcept {
+  static const bool counts_all = has_all_processors();
+  if (!counts_all) return -1;
   char text[128];
   const ssize_t size = read_load(text, sizeof text - 1);
-  if (size <= 0) return 0;
+  if (size <= 0) return -1;
   text[size] = '\0';
   int running = 0;
-  return std::sscanf(text, "%*f %*f %*f %d/", &running) == 1 ? running : 0;
+  return std::sscanf(text, "%*f %*f %*f %d/", &running) == 1 ? running : -1;
 }
 
 }  // namespace
@@ -88,7 +91,11 @@ void CrowdWatch::look(TimePoint now) noexcept {
     return;
   }
   const int running = count_();
-  running_.store(running, std::memory_order_relaxed);
+  running_.store(running >= 0 ? running : processors_, std::memory_order_relaxed);
+  if (running < 0) {
+    if (at >= seen_until_.load(std::memory_order_relaxed)) too_many_.store(0);
+    return;
+  }
   const int more = running > processors_ ? 1 : -1;
   too_many_.store(std::clamp(too_many_.load(std::memory_order_relaxed) + more, 0, kMost),
                   std::memory_order_relaxed);
@@ -103,11 +110,14 @@ void CrowdWatch::saw_crowd(TimePoint now) noexcept {
   too_many_.store(std::max(kCrowd, too_many_.load(std::memory_order_relaxed)),
                   std::memory_order_relaxed);
   running_.store(processors_ + 1, std::memory_order_relaxed);
+  seen_until_.store((now + kSeenLasts).time_since_epoch().count(), std::memory_order_relaxed);
   next_.store((now + kEvery).time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 bool CrowdWatch::lacks_processors(TimePoint now) noexcept {
-  if (count_() <= processors_) return false;
+  const int running = count_();
+  if (running < 0) return is_crowded(now);
+  if (running <= processors_) return false;
   saw_crowd(now);
   return true;
 }
@@ -120,7 +130,7 @@ bool CrowdWatch::has_idle(TimePoint now, int processors) noexcept {
 namespace {
 
 CrowdWatch& machine() noexcept {
-  static CrowdWatch watch(count_running, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  static CrowdWatch watch(count_running, available_processors());
   return watch;
 }
 

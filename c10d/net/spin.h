@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <thread>
 
+#include <farspan/c10d/base/processors.h>
 #include <farspan/c10d/base/time.h>
 
 namespace farspan::net {
@@ -76,12 +77,13 @@ class SpinGovernor {
 // its work: once two looks in a row say so, until most of the last few do not. It looks at most
 // once in a millisecond; not when nobody has asked for longer than three and it was not crowded,
 // for two looks in a row are needed: who calls now and then does not pay for one, and its system
-// call.
+// call. Where a look cannot tell, a processor that was given away and came back late makes a crowd
+// for a while.
 //
 // Threading: any thread; `count` may be called by several at once.
 class CrowdWatch {
  public:
-  //   count  the threads that run or would
+  //   count  the threads that run or would; negative: that cannot be told
   CrowdWatch(int (*count)() noexcept, int processors) noexcept
       : count_(count), processors_(processors) {}
   bool is_crowded(TimePoint now) noexcept;
@@ -98,17 +100,19 @@ class CrowdWatch {
  private:
   void look(TimePoint now) noexcept;
 
-  static constexpr std::chrono::milliseconds kEvery{1}, kStale{2};
+  static constexpr std::chrono::milliseconds kEvery{1}, kStale{2}, kSeenLasts{100};
   static constexpr int kCrowd = 2, kMost = 4;
 
   int (*const count_)() noexcept;
   const int processors_;
   std::atomic<Clock::rep> next_{0};
-  std::atomic<int> too_many_{0};  // looks that found too many, less those that did not
-  std::atomic<int> running_{0};   // at the last one
+  std::atomic<int> too_many_{0};           // looks that found too many, less those that did not
+  std::atomic<int> running_{0};            // at the last one
+  std::atomic<Clock::rep> seen_until_{0};  // the crowd that saw_crowd() has told of
 };
 
-// Of this machine, by /proc/loadavg; where there is none it is never crowded.
+// Of this machine, by /proc/loadavg; that cannot tell where this process may use a part of the
+// processors only.
 bool is_crowded(TimePoint now) noexcept;
 // Without a look, which takes longer than what is about to come.
 bool was_crowded() noexcept;
@@ -126,7 +130,7 @@ class QuickLooks {
   QuickLooks& operator=(const QuickLooks&) = delete;
 };
 
-// A place among the process's spinning threads: one fewer than there are cores, at least one, so
+// A place among the process's spinning threads: one fewer than its processors, at least one, so
 // that polling never keeps the last core from the thread that is polled for. None on a machine that
 // is crowded.
 class SpinPermit {
@@ -149,8 +153,8 @@ class SpinPermit {
     return count;
   }
   static int limit() noexcept {
-    static const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    return std::max(1, cores - 1);
+    static const int processors = available_processors();
+    return std::max(1, processors - 1);
   }
   bool granted_ = false;
 };

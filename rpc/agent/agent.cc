@@ -21,6 +21,9 @@ namespace {
 // How long stop() lets what was sent leave, replies to the very last calls above all.
 constexpr std::chrono::seconds kFarewell{2};
 
+// A call is made on so many lines at most, each of which breaks before it is sent.
+constexpr int kMostLines = 3;
+
 // What is run for others must not end the process: an exception ends that work only.
 template <class Fn>
 void contain(const char* what, Fn&& fn) noexcept {
@@ -257,13 +260,19 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
     const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
     frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
   }
-  std::shared_ptr<Connection> line;
-  try {
-    line = line_to(to);
-  } catch (const Error& e) {
-    return handler->on_error(e);
+  for (int lines = 0; lines < kMostLines; ++lines) {
+    std::shared_ptr<Connection> line;
+    try {
+      line = line_to(to);
+    } catch (const Error& e) {
+      return handler->on_error(e);
+    }
+    if (line->call(frame, deadline, handler, will_wait)) return;
   }
-  line->call(frame, deadline, std::move(handler), will_wait);
+  handler->on_error(
+      Error(Code::kDisconnected, "each of " + std::to_string(kMostLines) +
+                                     " lines to it broke before this call could be sent")
+          .advice("look at that worker's log, and at the network on the way to it"));
 }
 
 void Agent::post(int to, wire::OutFrame& frame) {
@@ -398,8 +407,8 @@ MessengerCounters Agent::counters() const {
 
 void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) {
   if (frame.header.kind == wire::Kind::kGoodbye) {
-    connection->expect_end();
-    return;
+    if (frame.meta.empty()) return connection->expect_end();
+    return connection->expect_end_of_line(wire::decode_error(frame.meta.span()));
   }
   if (frame.header.kind == wire::Kind::kPing) return connection->answer_ping();
   if (frame.header.kind == wire::Kind::kPong) return;  // that it came is all it says
@@ -440,11 +449,20 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
     }
     if (peer.incoming == connection) peer.incoming = nullptr;
     if (stopped_) return;
+    if (connection->has_broken() || why.code() == Code::kCorrupt) {
+      peer.unsteady.note_break(connection->transport(), Clock::now());
+    }
     callbacks = on_lost_;
   }
   const Error reason = connection->ending() ? Error(Code::kShutdown, "it has been shut down") : why;
   for (const auto& callback : callbacks) callback(static_cast<int>(rank), reason);
   open_next(rank, *connection);
+}
+
+bool Agent::is_news(int rank, const std::vector<std::string>& in_vain) {
+  MutexLock lock(mutex_);
+  if (rank < 0 || static_cast<size_t>(rank) >= peers_.size()) return true;
+  return std::exchange(peers_[static_cast<size_t>(rank)].told, in_vain) != in_vain;
 }
 
 // The one that was made when `ended` had ended, by whoever was told before the others.

@@ -20,6 +20,7 @@
 #include <farspan/rpc/agent/connection.h>
 #include <farspan/rpc/agent/greeting.h>
 #include <farspan/rpc/agent/messenger.h>
+#include <farspan/rpc/agent/unsteady_ways.h>
 
 namespace farspan::agent {
 
@@ -101,6 +102,8 @@ class Agent final : public Messenger, private ConnectionOwner {
     // Lines that have ended, of which not all have been told: until then the next one is not
     // opened.
     std::vector<const Connection*> untold;
+    UnsteadyWays unsteady;
+    std::vector<std::string> told;  // why better ways were tried in vain, as it was logged last
   };
   struct Welcome {                        // what admit() has let in
     int rank = -1;                        // that opens a line; -1: nobody
@@ -129,7 +132,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void give_up_dialling(int rank, const std::shared_ptr<Connection>& line, const Error& why);
   void greet(const std::shared_ptr<Dial>& dial, size_t way,
              std::unique_ptr<transport::Stream> stream);
-  std::vector<std::string> reasons_against_better_ways(Dial& dial, size_t way) const;
+  RefusedWays against_better_ways(Dial& dial, size_t way) const;
   void accept(std::unique_ptr<transport::Stream> stream);
   void shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,
                    Greeting::OnEnd on_end);
@@ -144,6 +147,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;
   void on_lanes_wanted(const std::shared_ptr<Connection>& connection) override;
+  bool is_news(int rank, const std::vector<std::string>& in_vain) override;
 
   const AgentOptions options_;
   const wire::InstanceId instance_;

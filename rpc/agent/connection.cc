@@ -51,6 +51,15 @@ bool is_about_offers(wire::Kind kind) noexcept {
          kind == wire::Kind::kReturned || kind == wire::Kind::kReleased;
 }
 
+// As it was before a line took it.
+void be_unsent(wire::OutFrame& frame) {
+  frame.offer = {};
+  frame.offered_from = UINT64_MAX;
+  frame.handed_over.clear();
+  frame.lease = 0;
+  frame.header.flags &= static_cast<uint16_t>(~(wire::kOffered | wire::kHandsOver | wire::kLends));
+}
+
 }  // namespace
 
 // Frames that a thread has read, and deliveries_ counts as one.
@@ -61,18 +70,6 @@ auto Connection::delivery(std::vector<wire::InFrame> frames) {
       [self = self()] {
         if (self->ends_last()) self->close_ended();
       });
-}
-
-// Tells calls that they have ended without an answer.
-void Connection::end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
-                           const std::function<void()>& last) {
-  net::Batch(
-      reactor_.timers(), std::move(calls),
-      [self = self(), why](PendingCalls::Taken&& call) {
-        self->finish(std::move(call), nullptr, &why);
-      },
-      last)
-      .run();
 }
 
 Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo peer,
@@ -87,12 +84,12 @@ Connection::Connection(net::Reactor& reactor, ConnectionOwner& owner, WorkerInfo
 
 Connection::~Connection() = default;
 
-void Connection::open(Greeting::Outcome greeted, std::vector<std::string> refused) {
+void Connection::open(Greeting::Outcome greeted, RefusedWays refused) {
   {
     MutexLock lock(mutex_);
     if (closing_ || stream_) return;  // close(), or another one, came first; this stream ends here
     stream_ = std::move(greeted.stream);
-    refused_ = std::move(refused);
+    refused_ = std::move(refused.reasons);
     reader_ = std::move(greeted.reader);
     reader_->set_place([this](const wire::InFrame& frame, size_t bytes) {
       if (frame.header.kind != wire::Kind::kBytes) return Buffer();
@@ -113,7 +110,7 @@ void Connection::open(Greeting::Outcome greeted, std::vector<std::string> refuse
   }
   opened_.set_value();
   if (flush()) reactor_.flush_when_writable(*this);
-  tell_about_route();
+  tell_about_route(refused.in_vain);
   delivery(std::move(greeted.frames)).run();
 }
 
@@ -137,10 +134,11 @@ bool Connection::wait(FutureCore& future, Deadline deadline, net::Expected expec
   return reactor_.wait(future, deadline, is_open() ? this : nullptr, {expected});
 }
 
-void Connection::call(wire::OutFrame& frame, Deadline deadline,
-                      std::shared_ptr<ReplyHandler> handler, bool will_wait) {
+bool Connection::call(wire::OutFrame& frame, Deadline deadline,
+                      const std::shared_ptr<ReplyHandler>& handler, bool will_wait) {
   if (const auto too_large = wire::excess(frame, wire::FrameLimits())) {
-    return handler->on_error(*too_large);
+    handler->on_error(*too_large);
+    return true;
   }
   const uint64_t bytes = frame.bytes() + kCallOverhead;
   const bool in_line = waiting_calls_.load() > 0 && bytes > options_.max_in_flight_bytes / kSmall;
@@ -148,10 +146,11 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   std::optional<Watch> watch;  // while it waits for room, as well
   if (waits && deadline.is_never()) watch.emplace(self());
   if (waits && !wait_for_room(bytes, deadline)) {
-    return handler->on_error(
+    handler->on_error(
         Error(Code::kTimeout, "calls of " + std::to_string(options_.max_in_flight_bytes >> 20) +
                                   " MiB to it are under way, and no room for this one in time")
             .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes"));
+    return true;
   }
   const uint64_t offered = offer(frame), lease = leases_.make(frame);
   const uint64_t id = pending_.add(handler, deadline, bytes, offered);
@@ -161,7 +160,10 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   if (id == 0) {
     withdraw(offered);
     leases_.end(lease);
-    return handler->on_error(why_closed());
+    be_unsent(frame);
+    if (has_broken() && !frame.lent) return false;  // what was lent has gone with the line
+    handler->on_error(why_closed());
+    return true;
   }
   frame.header.request_id = id;
   if (deadline.is_never()) {
@@ -178,6 +180,7 @@ void Connection::call(wire::OutFrame& frame, Deadline deadline,
   if (state == Outbox::State::kLeft && deadline.expired())
     recall({id});  // nobody else may any more
   after_send(state, will_wait);
+  return true;
 }
 
 // They are over, and what they would send may change.
@@ -248,13 +251,6 @@ void Connection::drain(Deadline deadline) {
       return;
     }
   }
-}
-
-// The other side may have written more before it closed: whoever reads ends the connection when
-// that has been read.
-void Connection::close_broken() {
-  outbox_.close();
-  if (is_open()) stream_->shut();
 }
 
 // A call has room within the limit, and below half of it in any case: one that is too large for the
@@ -369,28 +365,6 @@ bool Connection::pump(net::Role& role) noexcept {
   return true;
 }
 
-void Connection::end_reading(const Error& why) {
-  {
-    MutexLock lock(mutex_);
-    why_ended_ = why;
-  }
-  reactor_.remove(*this);
-  read_all_.store(true);
-}
-
-// What was read before the end is delivered before it, by whichever threads: the last of them tells
-// of the end.
-bool Connection::ends_last() noexcept { return deliveries_.fetch_sub(1) == 1 && read_all_.load(); }
-
-void Connection::close_ended() {
-  std::optional<Error> why;
-  {
-    MutexLock lock(mutex_);
-    why = why_ended_;
-  }
-  close(*why);
-}
-
 void Connection::deliver(wire::InFrame&& frame) {
   if (frame.lease != 0) frame.borrowed = borrow(frame.lease);
   if (frame.offer.id != 0) {
@@ -418,37 +392,6 @@ void Connection::hand_on(wire::InFrame&& frame) {
 
 void Connection::count_received(const wire::FrameHeader& request) noexcept {
   if (is_counted(request)) requests_received_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void Connection::close(const Error& why) {
-  std::deque<Waiting> waiting;
-  std::vector<std::shared_ptr<Lane>> lanes;
-  std::shared_ptr<net::MappedBlocks> mapped_blocks;
-  bool was_open = false;
-  {
-    MutexLock lock(mutex_);
-    if (std::exchange(closing_, true)) return;
-    why_closed_ = why;
-    was_open = state_.exchange(State::kClosed) == State::kOpen;
-    waiting.swap(waiting_for_room_);
-    waiting_calls_.store(0);
-    lanes.swap(lanes_);
-    for (const auto& lane : lanes) by_ended_lanes_ += lane->moved();
-    mapped_blocks = mapped_blocks_;
-  }
-  if (was_open) {
-    reactor_.remove(*this);
-    stream_->shut();
-  }
-  for (const auto& lane : lanes) lane->close();
-  outbox_.close();
-  offers_.close();
-  leases_.close();
-  asked_.close();
-  if (mapped_blocks) mapped_blocks->close();
-  opened_.set_error(why);
-  for (auto& one : waiting) one.room.set_value();
-  end_calls(pending_.close(), why, [self = self(), why] { self->owner_.on_closed(self, why); });
 }
 
 void Connection::answer_ping() {
@@ -539,11 +482,6 @@ void Connection::expire_at(TimePoint at) {
   end_calls(std::move(expired), Error(Code::kTimeout, "no answer in time"), [] {});
 }
 
-Error Connection::why_closed() const {
-  MutexLock lock(mutex_);
-  return why_closed_.value_or(Error(Code::kDisconnected, "the connection is closed"));
-}
-
 std::vector<wire::FunctionRecord> Connection::functions() const {
   MutexLock lock(mutex_);
   return functions_;
@@ -552,6 +490,13 @@ std::vector<wire::FunctionRecord> Connection::functions() const {
 bool Connection::carries() const {
   MutexLock lock(mutex_);
   return stream_ && !is_closed();
+}
+
+std::string Connection::transport() const {
+  MutexLock lock(mutex_);
+  if (!stream_) return {};
+  const std::string all = stream_->describe();
+  return all.substr(0, all.find_first_of(": "));
 }
 
 Route Connection::route() const {

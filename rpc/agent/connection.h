@@ -43,9 +43,16 @@ class ConnectionOwner {
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
   // Large segments leave: lanes would carry them, and there are none. Once for a connection.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
+  // Whether better ways to this peer were not tried in vain for the same reasons when last asked.
+  virtual bool is_news(int peer, const std::vector<std::string>& in_vain) = 0;
 
  protected:
   ~ConnectionOwner() = default;
+};
+
+// Why better ways were not taken, each "unix: .."; and those among them that should have worked.
+struct RefusedWays {
+  std::vector<std::string> reasons, in_vain;
 };
 
 struct ConnectionOptions {
@@ -68,8 +75,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   // The handshake is over, and has not failed: from now on frames flow. Once; a later one has no
   // effect.
-  //   refused  better ways than this one, and why they are not taken: for route()
-  void open(Greeting::Outcome greeted, std::vector<std::string> refused = {});
+  //   refused  better ways than this one: for route(), and the log
+  void open(Greeting::Outcome greeted, RefusedWays refused = {});
 
   // What tells it apart at both ends; 0 until it is open, where the peer dialled it.
   uint64_t number() const noexcept { return number_.load(); }
@@ -79,7 +86,9 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
-  void call(wire::OutFrame& frame, Deadline deadline, std::shared_ptr<ReplyHandler> handler,
+  //   returns  false: the line broke before; nothing of the request has left, `handler` has heard
+  //            nothing, and the frame is as it was: for another line
+  bool call(wire::OutFrame& frame, Deadline deadline, const std::shared_ptr<ReplyHandler>& handler,
             bool will_wait);
   // In place of an answer that is too large for the wire a failed one is sent; another frame is
   // dropped, and logged.
@@ -93,6 +102,10 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // The peer said that it ends by itself: its end is no failure.
   void expect_end() noexcept { ending_.store(true); }
   bool ending() const noexcept { return ending_.load(); }
+  // The peer said that it ends this line alone, on purpose, and why.
+  void expect_end_of_line(const Error& why);
+  // It was open, and its bytes stopped to flow though neither end had said so.
+  bool has_broken() const noexcept { return has_broken_.load(); }
 
   // While one lives, a peer that is silent is given up, as for a call without a deadline.
   class Watch {
@@ -123,6 +136,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   Future<void> opened() const { return opened_.future(); }
   std::vector<wire::FunctionRecord> functions() const;
   Route route() const;
+  std::string transport() const;  // its kind alone, "shm"; empty: it has never been open
 
   int64_t calls_in_flight() const noexcept { return pending_.count(); }
   // What is under way is in the one number, and not in the other end's other one.
@@ -157,6 +171,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   Error why_closed() const;
   void close_broken();
+  void say_why_it_ends(const Error& why) noexcept;
   void after_send(Outbox::State state, bool will_wait);
   void recall(std::vector<uint64_t> requests);
   bool has_room(uint64_t bytes, bool nested) const noexcept;
@@ -197,7 +212,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
   void agree_on_reading_locked(const wire::Hello& peer) FARSPAN_REQUIRES(mutex_);
-  void tell_about_route();
+  void tell_about_route(const std::vector<std::string>& in_vain);
   void stop_offering(uint64_t error);
   void note_unreadable(int error);
   bool ends_where_reading_is_required(const std::string& why, const char* advice);
@@ -222,7 +237,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   std::atomic<State> state_{State::kOpening};
   std::atomic<bool> ending_{false};
-  std::atomic<uint64_t> received_{0};  // written by the holder of the role
+  std::atomic<bool> has_broken_{false};  // set before is_closed()
+  std::atomic<uint64_t> received_{0};    // written by the holder of the role
   std::atomic<uint64_t> requests_sent_{0}, requests_received_{0};
   std::atomic<int> deliveries_{
       0};  // of frames that were read: the end of the line comes after them
@@ -266,7 +282,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);
-  std::optional<Error> why_ended_ FARSPAN_GUARDED_BY(mutex_);  // the stream, or its reading
+  std::optional<Error> why_ended_ FARSPAN_GUARDED_BY(mutex_);    // the stream, or its reading
+  std::optional<Error> why_of_peer_ FARSPAN_GUARDED_BY(mutex_);  // where it has said so
 };
 
 }  // namespace farspan::agent

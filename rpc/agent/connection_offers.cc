@@ -38,7 +38,9 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
     why_not_read_ = "it does not allow it";
   } else if (process == 0) {
     attaches_ = true;
-    why_not_read_ = stream_->is_local() ? "it is in another process namespace" : "another host";
+    why_not_read_ = stream_->is_local()          ? "it is in another process namespace"
+                    : stream_->crosses_network() ? "another host"
+                                                 : "it is reached through TCP";
   } else {
     attaches_ = true;
     wire::InstanceId found;
@@ -68,7 +70,8 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
 }
 
 // Once it is open. An ASK for no offer says that nothing offered could be read.
-void Connection::tell_about_route() {
+void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
+  const bool is_worse = owner_.is_news(peer_.rank, in_vain) && !in_vain.empty();
   const Route route = this->route();
   std::string text = "worker '" + route.worker + "' is reached through " + route.transport;
   for (const std::string& why : route.refused) text += "; not " + why;
@@ -77,9 +80,9 @@ void Connection::tell_about_route() {
                 ? "; large tensors are read out of memory"
                 : "; no tensors are read out of memory: " + route.why_not_read;
   }
-  log(LogLevel::kInfo, "agent", text);
-  if (!stream_->is_local() || route.reads_memory) return;
-  if (attaches_) send_about_offer(wire::Kind::kAsk, 0, EPERM);
+  log(is_worse ? LogLevel::kWarning : LogLevel::kInfo, "agent", text);
+  if (stream_->crosses_network() || route.reads_memory) return;
+  if (stream_->is_local() && attaches_) send_about_offer(wire::Kind::kAsk, 0, EPERM);
   ends_where_reading_is_required(
       route.why_not_read,
       "let processes of one user read each other (kernel.yama.ptrace_scope=0; in containers "

@@ -85,6 +85,10 @@ struct Agent::Dial {
     std::string endpoint;
     State state = State::kUntried;
   };
+  struct Refusal {
+    std::string why;
+    bool in_vain = true;  // it was tried, and might have worked
+  };
   Dial(int to, std::shared_ptr<Connection> opens, Deadline until, Error unreachable)
       : rank(to), line(std::move(opens)), deadline(until), last(std::move(unreachable)) {}
 
@@ -94,8 +98,8 @@ struct Agent::Dial {
 
   Mutex mutex;
   std::vector<Way> ways FARSPAN_GUARDED_BY(mutex);
-  std::map<size_t, std::string> refused FARSPAN_GUARDED_BY(mutex);  // by transport
-  Error last FARSPAN_GUARDED_BY(mutex);                             // why the latest one has failed
+  std::map<size_t, Refusal> refused FARSPAN_GUARDED_BY(mutex);  // by transport
+  Error last FARSPAN_GUARDED_BY(mutex);                         // why the latest one has failed
 };
 
 void Agent::dial(int rank, std::shared_ptr<Connection> line) {
@@ -113,9 +117,12 @@ void Agent::dial(int rank, std::shared_ptr<Connection> line) {
 
 void Agent::dial_until(Deadline deadline, int rank, const std::shared_ptr<Connection>& line) {
   std::vector<std::string> endpoints;
+  UnsteadyWays unsteady;
   {
     MutexLock lock(mutex_);
-    endpoints = peers_[static_cast<size_t>(rank)].record.endpoints;
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    endpoints = peer.record.endpoints;
+    unsteady = peer.unsteady;
   }
   const auto dial = std::make_shared<Dial>(
       rank, line, deadline,
@@ -123,17 +130,28 @@ void Agent::dial_until(Deadline deadline, int rank, const std::shared_ptr<Connec
           .advice("allow one that does in WorkerOptions::transports: unix within a host, "
                   "tcp between hosts"));
   const bool to_itself = rank == options_.self.rank;
+  const bool may_avoid = options_.connection.cross_memory_attach != CrossMemoryAttach::kRequired;
+  std::vector<Dial::Way> steady, avoided;
+  std::map<size_t, Dial::Refusal> refused;
   for (size_t i = 0; i < transports_.size(); ++i) {
     const transport::Transport& transport = *transports_[i];
     if (to_itself && transport.name() != "loopback") continue;
     const auto endpoint = std::find_if(endpoints.begin(), endpoints.end(),
                                        [&](const auto& e) { return transport.reaches(e); });
-    MutexLock lock(dial->mutex);
-    if (endpoint != endpoints.end()) {
-      dial->ways.push_back({i, *endpoint, Dial::State::kUntried});
+    if (endpoint == endpoints.end()) {
+      refused[i] = {"another host, or not allowed there", /*in_vain=*/false};
+    } else if (may_avoid && unsteady.is_unsteady(transport.name(), Clock::now())) {
+      refused[i] = {"lines broke again and again", /*in_vain=*/true};
+      avoided.push_back({i, *endpoint});
     } else {
-      dial->refused[i] = "another host, or not allowed there";
+      steady.push_back({i, *endpoint});
     }
+  }
+  {
+    MutexLock lock(dial->mutex);
+    dial->ways = std::move(steady);
+    dial->ways.insert(dial->ways.end(), avoided.begin(), avoided.end());
+    dial->refused = std::move(refused);
   }
   try_next_way(dial);
 }
@@ -184,8 +202,9 @@ void Agent::leave_when_silent(const std::shared_ptr<Dial>& dial, size_t way, siz
       Dial::Way& silent = live->ways[way];
       if (silent.state != Dial::State::kUnderWay) return;
       silent.state = Dial::State::kSilent;
-      live->refused[silent.transport] =
-          "silent for " + std::to_string(std::chrono::duration_cast<Millis>(share).count()) + " ms";
+      live->refused[silent.transport] = {
+          "silent for " + std::to_string(std::chrono::duration_cast<Millis>(share).count()) +
+          " ms"};
     }
     try_next_way(live);
   });
@@ -195,7 +214,7 @@ void Agent::leave_way(const std::shared_ptr<Dial>& dial, size_t way, const Error
   {
     MutexLock lock(dial->mutex);
     dial->ways[way].state = Dial::State::kFailed;
-    dial->refused[dial->ways[way].transport] = why.message();
+    dial->refused[dial->ways[way].transport] = {why.message()};
     dial->last = why;
   }
   try_next_way(dial);
@@ -222,7 +241,7 @@ void Agent::greet(const std::shared_ptr<Dial>& dial, size_t way,
   if (line->is_closed() || line->is_open() || stopping_) return;
   auto on_end = [this, dial, way](Greeting::Outcome outcome) {
     if (!outcome.failure) {
-      dial->line->open(std::move(outcome), reasons_against_better_ways(*dial, way));
+      dial->line->open(std::move(outcome), against_better_ways(*dial, way));
       if (!dial->line->is_open()) return;  // another way is about to open it, or it was closed
       MutexLock lock(mutex_);
       Peer& peer = peers_[static_cast<size_t>(dial->rank)];
@@ -242,14 +261,15 @@ void Agent::greet(const std::shared_ptr<Dial>& dial, size_t way,
               std::move(on_end));
 }
 
-std::vector<std::string> Agent::reasons_against_better_ways(Dial& dial, size_t way) const {
-  std::vector<std::string> reasons;
+RefusedWays Agent::against_better_ways(Dial& dial, size_t way) const {
+  RefusedWays ways;
   MutexLock lock(dial.mutex);
-  for (const auto& [transport, why] : dial.refused) {
+  for (const auto& [transport, refusal] : dial.refused) {
     if (transport >= dial.ways[way].transport) break;
-    reasons.push_back(std::string(transports_[transport]->name()) + ": " + why);
+    ways.reasons.push_back(std::string(transports_[transport]->name()) + ": " + refusal.why);
+    if (refusal.in_vain) ways.in_vain.push_back(ways.reasons.back());
   }
-  return reasons;
+  return ways;
 }
 
 void Agent::shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,

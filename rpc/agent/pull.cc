@@ -119,18 +119,23 @@ void Pull::read(const Piece& piece) noexcept {
   if (error != 0) error_.store(error, std::memory_order_relaxed);
 }
 
-bool Pull::does_mark_stand() const noexcept {
+// 0: it stands; ESTALE: it does not; else why that cannot be seen, which counts where nothing else
+// was read.
+int Pull::look_at_mark() const noexcept {
   uint64_t mark = 0;
   const uint64_t at = frame_.offer.mark_address;
-  return net::read_process_memory(process_, at, &mark, sizeof mark) == 0 &&
-         mark == frame_.offer.mark;
+  const int error = net::read_process_memory(process_, at, &mark, sizeof mark);
+  if (error == 0) return mark == frame_.offer.mark ? 0 : ESTALE;
+  return error == EFAULT ? ESTALE : error;
 }
 
 void Pull::leave() {
   if (left_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   int error = error_.load(std::memory_order_relaxed);
   // Memory that is there no more was withdrawn, as a rule.
-  if ((error == 0 || error == EFAULT) && !does_mark_stand()) error = ESTALE;
+  if (error == 0 || error == EFAULT) {
+    if (const int at_mark = look_at_mark()) error = at_mark;
+  }
   on_end_(std::move(frame_), error);
 }
 

@@ -46,7 +46,7 @@ class Pull {
   bool is_large() const noexcept;
   void read_from(bool front);
   void read(const Piece& piece) noexcept;
-  bool does_mark_stand() const noexcept;
+  int look_at_mark() const noexcept;
   void leave();
 
   const pid_t process_;

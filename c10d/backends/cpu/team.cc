@@ -10,6 +10,7 @@
 
 #include <farspan/c10d/backends/absence.h>
 #include <farspan/c10d/backends/late.h>
+#include <farspan/c10d/base/processors.h>
 #include <farspan/c10d/net/spin.h>
 
 namespace farspan::dist::cpu {
@@ -30,11 +31,6 @@ void futex_wake(std::atomic<uint32_t>& word) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-int cores() noexcept {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 }  // namespace
 
 Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank, World world)
@@ -42,7 +38,7 @@ Team::Team(std::shared_ptr<Segment> segment, size_t small_bytes, int rank, World
       small_bytes_(small_bytes),
       rank_(rank),
       world_(std::move(world)),
-      crowded_(segment_->ranks() > cores()) {}
+      crowded_(segment_->ranks() > available_processors()) {}
 
 void Team::enter(const Signature& signature, Deadline deadline, uint64_t chunks) {
   call_ = signature.sequence;

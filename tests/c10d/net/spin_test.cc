@@ -169,6 +169,21 @@ TEST(CrowdWatch, WhoGotItsProcessorBackLateHasSeenACrowd) {
   EXPECT_FALSE(watch.is_crowded(at(112ms)));
 }
 
+TEST(CrowdWatch, WhereALookCannotTellALateTurnMakesACrowdForAWhile) {
+  CrowdWatch watch(
+      +[]() noexcept { return -1; }, 2);
+  wake(watch);
+  EXPECT_FALSE(watch.is_crowded(at(0ms)));
+  EXPECT_FALSE(watch.lacks_processors(at(1ms)));
+  EXPECT_FALSE(watch.has_idle(at(1ms), 1)) << "nobody knows";
+  watch.saw_crowd(at(2ms));
+  for (int ms = 2; ms < 102; ++ms) {
+    ASSERT_TRUE(watch.is_crowded(at(ms * 1ms))) << ms;
+    ASSERT_TRUE(watch.lacks_processors(at(ms * 1ms))) << ms;
+  }
+  EXPECT_FALSE(watch.is_crowded(at(102ms)));
+}
+
 TEST(CrowdWatch, SeesHowManyProcessorsAreIdle) {
   CrowdWatch watch(next_count, 3);
   wake(watch);
@@ -232,12 +247,11 @@ TEST(TurnsOfOthers, ALongOneOfManyQuestionsEndsOneWaitOnly) {
 }
 
 TEST(SpinPermit, LeavesACoreToTheOthers) {
-  const auto cores = std::max(1u, std::thread::hardware_concurrency());
+  const int cores = available_processors();
   std::deque<SpinPermit> permits;
-  unsigned granted = 0;
-  for (unsigned i = 0; i < cores + 2; ++i)
-    granted += static_cast<bool>(permits.emplace_back(false));
-  EXPECT_EQ(granted, std::max(1u, cores - 1));
+  int granted = 0;
+  for (int i = 0; i < cores + 2; ++i) granted += static_cast<bool>(permits.emplace_back(false));
+  EXPECT_EQ(granted, std::max(1, cores - 1));
   permits.clear();
   EXPECT_FALSE(SpinPermit(true));
   EXPECT_TRUE(SpinPermit(false));

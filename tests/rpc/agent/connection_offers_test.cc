@@ -264,6 +264,14 @@ TEST_P(RequiredReadingTest, APeerThatDoesNotReadOrSaysThatItCannotIsNotCalled) {
   ASSERT_TRUE(lost_.future().wait_for(seconds(20)));
   EXPECT_EQ(lost_.future().value().code(), Code::kUnavailable);
   EXPECT_THAT(lost_.future().value().what(), HasSubstr("tensors cannot be read out of memory"));
+  // Expect: the peer hears why the line ends, but where it was not quite open yet.
+  std::optional<wire::InFrame> last = stranger_->hear();
+  while (last && last->header.kind != wire::Kind::kGoodbye) last = stranger_->hear();
+  ASSERT_TRUE(last || GetParam() == wire::kReadsOffers);
+  if (!last) return;
+  const Error why = wire::decode_error(last->meta.span());
+  EXPECT_EQ(why.code(), Code::kUnavailable);
+  EXPECT_EQ(why.message(), lost_.future().value().message());
 }
 
 TEST_F(ConnectionTest, AnOfferThatWasNotAgreedOnEndsTheLine) {

@@ -14,6 +14,7 @@
 #include <farspan/c10d/base/log.h>
 #include <farspan/rpc/agent/agent.h>
 
+#include "rpc/agent/impostor.h"
 #include "rpc/agent/stranger.h"
 #include "support/agents.h"
 #include "support/eventually.h"
@@ -29,15 +30,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
-
-wire::Hello hello_of(int rank) {
-  wire::Hello hello;
-  hello.name = "w" + std::to_string(rank);
-  hello.rank = rank;
-  hello.instance = {5, static_cast<uint64_t>(rank)};
-  hello.generation = "g1";
-  return hello;
-}
 
 // The agent's rank is the parameter; the test plays the other of 0 and 1, and listens like it.
 class DialTest : public ::testing::TestWithParam<int> {
@@ -185,95 +177,21 @@ TEST_P(DialTest, WhoAnswersForAnotherIsNotTakenForIt) {
   EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
 }
 
-// Who listens, and is no agent.
-class Impostor {
- public:
-  explicit Impostor(transport::OnAccept on_accept, bool over_tcp = false) {
-    reactor_.add(loop_);
-    if (over_tcp) transport_ = transport::make_tcp_transport(loop_, reactor_);
-    listener_ = transport_->listen(over_tcp ? "127.0.0.1" : "", std::move(on_accept));
-  }
-  ~Impostor() {
-    listener_.reset();
-    loop_->close();
-    reactor_.stop();
-  }
-  Impostor(const Impostor&) = delete;
-  Impostor& operator=(const Impostor&) = delete;
-  std::string endpoint() const { return listener_->endpoint(); }
-
- private:
-  net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>(reactor_.timers());
-  std::unique_ptr<transport::Transport> transport_ =
-      transport::make_unix_transport(loop_, reactor_);
-  std::unique_ptr<transport::Listener> listener_;
-};
-
-// What was accepted, and is kept without a word.
-class Streams {
- public:
-  transport::OnAccept keep() {
-    return [this](std::unique_ptr<transport::Stream> stream) {
-      const std::lock_guard lock(mutex_);
-      streams_.push_back(std::move(stream));
-    };
-  }
-  std::vector<std::shared_ptr<transport::Stream>> all() const {
-    const std::lock_guard lock(mutex_);
-    return streams_;
-  }
-  void close() {
-    const std::lock_guard lock(mutex_);
-    streams_.clear();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<transport::Stream>> streams_;
-};
-
-// What is logged of routes while it is there.
-class LinesAboutRoutes {
- public:
-  LinesAboutRoutes() {
-    set_log_level(LogLevel::kInfo);
-    set_log_sink([logged = logged_](LogLevel, std::string_view, std::string_view text) {
-      if (text.find(" is reached through ") == std::string_view::npos) return;
-      const std::lock_guard lock(logged->mutex);
-      logged->lines.emplace_back(text);
-    });
-  }
-  ~LinesAboutRoutes() {
-    set_log_sink(nullptr);
-    set_log_level(LogLevel::kWarning);
-  }
-  LinesAboutRoutes(const LinesAboutRoutes&) = delete;
-  LinesAboutRoutes& operator=(const LinesAboutRoutes&) = delete;
-  std::vector<std::string> all() const {
-    const std::lock_guard lock(logged_->mutex);
-    return logged_->lines;
-  }
-
- private:
-  struct Logged {  // a sink may still be running when it has been replaced
-    std::mutex mutex;
-    std::vector<std::string> lines;
-  };
-  const std::shared_ptr<Logged> logged_ = std::make_shared<Logged>();
-};
-
 // Two agents that may use some transports; `change` may change what each knows of the other.
 class RouteTest : public ::testing::Test {
  protected:
   void connect(const std::function<void(std::string& endpoint)>& change) {
+    start(change);
+    call_both_ways();
+  }
+  void start(const std::function<void(std::string& endpoint)>& change) {
     for (int rank = 0; rank < 2; ++rank) {
       agent::AgentOptions options;
       options.self = {"w" + std::to_string(rank), rank};
       options.generation = "g1";
       options.transports = transports_;
       options.connect_timeout = connect_timeout_;
-      if (rank == 1) options.connection.cross_memory_attach = attach_of_w1_;
+      options.connection.cross_memory_attach = rank == 0 ? attach_of_w0_ : attach_of_w1_;
       agents_[rank] = std::make_unique<agent::Agent>(options);
       agents_[rank]->handle(wire::Kind::kCall, agent::Messenger::Run::kAsTask,
                             [](agent::Request request) { request.reply({}); });
@@ -283,15 +201,19 @@ class RouteTest : public ::testing::Test {
       for (std::string& endpoint : record.endpoints) change(endpoint);
     }
     for (const auto& agent : agents_) agent->set_workers(records);
-    call_both_ways();
+  }
+  Future<wire::InFrame> call_by(int rank) {
+    auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    agents_[rank]->call(1 - rank, frame, Deadline::after(seconds(20)), answer, false);
+    answer->future().wait_for(Millis(20'000));
+    return answer->future();
   }
   void call_both_ways() {
     for (const int rank : {0, 1}) {
-      auto answer = std::make_shared<Answer>();
-      wire::OutFrame frame;
-      agents_[rank]->call(1 - rank, frame, Deadline::after(seconds(20)), answer, false);
-      ASSERT_TRUE(answer->future().wait_for(Millis(20'000)));
-      ASSERT_FALSE(answer->future().has_error()) << answer->future().error().what();
+      const auto answer = call_by(rank);
+      ASSERT_TRUE(answer.ready());
+      ASSERT_FALSE(answer.has_error()) << answer.error().what();
     }
   }
   // After that nothing happens any more.
@@ -305,6 +227,7 @@ class RouteTest : public ::testing::Test {
   }
   std::vector<std::string> transports_{"unix", "tcp"};  // the better ones first
   Millis connect_timeout_{10'000};
+  CrossMemoryAttach attach_of_w0_ = CrossMemoryAttach::kAllowed;
   CrossMemoryAttach attach_of_w1_ = CrossMemoryAttach::kAllowed;
   std::unique_ptr<agent::Agent> agents_[2];
 };
@@ -331,7 +254,7 @@ TEST_F(RouteTest, BetweenHostsIsTcp) {
   for (const int rank : {0, 1}) {
     EXPECT_THAT(route_of(rank).transport, StartsWith("tcp"));
     EXPECT_FALSE(route_of(rank).reads_memory || route_of(rank).is_read);
-    EXPECT_EQ(route_of(rank).why_not_read, "another host");
+    EXPECT_EQ(route_of(rank).why_not_read, "it is reached through TCP");
   }
 }
 
@@ -344,8 +267,26 @@ TEST_F(RouteTest, IsTcpAlsoWhereNobodyIsFoundAtTheUnixSocket) {
   for (const int rank : {0, 1}) {
     EXPECT_THAT(route_of(rank).transport, StartsWith("tcp"));
     EXPECT_FALSE(route_of(rank).reads_memory || route_of(rank).is_read);
-    EXPECT_EQ(route_of(rank).why_not_read, "another host");
+    EXPECT_EQ(route_of(rank).why_not_read, "it is reached through TCP");
   }
+}
+
+TEST_F(RouteTest, WhereReadingIsRequiredIsNotTcpWithinAHost) {
+  transports_ = {"tcp"};
+  attach_of_w0_ = CrossMemoryAttach::kRequired;
+  start([](std::string&) {});
+  const auto by_w0 = call_by(0);
+  ASSERT_TRUE(by_w0.has_error());
+  EXPECT_EQ(by_w0.error().code(), Code::kUnavailable);
+  EXPECT_EQ(by_w0.error().message(),
+            "tensors cannot be read out of memory: it is reached through TCP");
+  // Expect: who does not ask for it hears why the line has ended.
+  const auto by_w1 = call_by(1);
+  ASSERT_TRUE(by_w1.has_error());
+  EXPECT_EQ(by_w1.error().code(), Code::kDisconnected);
+  EXPECT_EQ(
+      by_w1.error().message(),
+      "it has ended the line: tensors cannot be read out of memory: it is reached through TCP");
 }
 
 TEST_F(RouteTest, IsTheBestOneThatConnects) {
@@ -406,26 +347,6 @@ TEST_F(RouteTest, IsTheNextOneAlsoWhereNobodyAnswers) {
   }
 }
 
-agent::AgentOptions options_of_w0(std::vector<std::string> transports, Millis connect_timeout) {
-  agent::AgentOptions options;
-  options.self = {"w0", 0};
-  options.generation = "g1";
-  options.transports = std::move(transports);
-  options.connect_timeout = connect_timeout;
-  return options;
-}
-
-// At the other end of what w0 has dialled, as `who`.
-void welcome(Stranger& line, const wire::Hello& who) {
-  ASSERT_TRUE(line.hear());  // its hello
-  line.say(hello_frame(who, 2));
-}
-void answer_one(Stranger& line) {
-  const auto request = line.hear();
-  ASSERT_TRUE(request);
-  line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-}
-
 // What it waits for may come without that line.
 TEST(Route, IsNotWaitedForByWhoServes) {
   Streams streams;
@@ -478,51 +399,6 @@ TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
   ASSERT_EQ(routes.size(), 1u);
   EXPECT_THAT(routes[0].transport, StartsWith("unix"));
   EXPECT_TRUE(routes[0].refused.empty());
-  agent.stop();
-}
-
-// A line that breaks fails the calls on it; what follows finds a way again.
-TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
-  Streams unix_streams, tcp_streams;
-  std::optional<Impostor> first(std::in_place, unix_streams.keep());
-  const Impostor second(tcp_streams.keep(), true);
-  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(10'000)));
-  const wire::Hello other = hello_of(1);
-  agent.set_workers(
-      {agent.record(), {{other.name, 1}, other.instance, {first->endpoint(), second.endpoint()}}});
-  const auto call = [&] {
-    const auto answer = std::make_shared<Answer>();
-    wire::OutFrame frame;
-    agent.call(1, frame, Deadline::after(seconds(20)), answer, false);
-    return answer->future();
-  };
-  const auto on_first = call();
-  ASSERT_TRUE(eventually([&] { return unix_streams.all().size() == 1; }));
-  std::optional<Stranger> line(std::in_place, unix_streams.all().at(0));
-  welcome(*line, other);
-  answer_one(*line);
-  ASSERT_TRUE(on_first.wait_for(Millis(20'000)));
-  EXPECT_FALSE(on_first.has_error());
-  EXPECT_THAT(agent.routes().front().transport, StartsWith("unix"));
-
-  const auto lost = call();
-  ASSERT_TRUE(line->hear());
-  line.reset();
-  first.reset();
-  unix_streams.close();
-  ASSERT_TRUE(lost.wait_for(Millis(20'000)));
-  EXPECT_EQ(lost.error().code(), Code::kDisconnected);
-
-  const auto on_second = call();
-  ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
-  line.emplace(tcp_streams.all().at(0));
-  welcome(*line, other);
-  answer_one(*line);
-  ASSERT_TRUE(on_second.wait_for(Millis(20'000)));
-  EXPECT_FALSE(on_second.has_error());
-  ASSERT_EQ(agent.routes().size(), 1u);
-  EXPECT_THAT(agent.routes()[0].transport, StartsWith("tcp"));
-  EXPECT_THAT(agent.routes()[0].refused, ElementsAre(StartsWith("unix: ")));
   agent.stop();
 }
 

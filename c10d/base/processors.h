@@ -1,0 +1,16 @@
+// farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
+//
+// Processors: how many of the machine's this process may use.
+#pragma once
+
+namespace farspan {
+
+// By its affinity (taskset(1), a container's cpuset): its first thread's, so that those of threads
+// that pin themselves do not count. At least 1.
+//
+// Threading: any thread. Not cheap: a system call.
+int available_processors() noexcept;
+// Whether these are all that are online.
+bool has_all_processors() noexcept;
+
+}  // namespace farspan

@@ -1,0 +1,112 @@
+// How a line ends: what came before is delivered first, then all that waits on it hears why.
+#include <deque>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include <farspan/c10d/net/batch.h>
+#include <farspan/rpc/agent/connection.h>
+
+namespace farspan::agent {
+
+// The other side may have written more before it closed: whoever reads ends the connection when
+// that has been read.
+void Connection::close_broken() {
+  outbox_.close();
+  if (is_open()) stream_->shut();
+}
+
+void Connection::end_reading(const Error& why) {
+  {
+    MutexLock lock(mutex_);
+    why_ended_ = why;
+  }
+  reactor_.remove(*this);
+  read_all_.store(true);
+}
+
+// What was read before the end is delivered before it, by whichever threads: the last of them tells
+// of the end.
+bool Connection::ends_last() noexcept { return deliveries_.fetch_sub(1) == 1 && read_all_.load(); }
+
+void Connection::close_ended() {
+  std::optional<Error> why;
+  {
+    MutexLock lock(mutex_);
+    why = why_of_peer_ ? why_of_peer_ : why_ended_;
+  }
+  close(*why);
+}
+
+void Connection::close(const Error& why) {
+  std::deque<Waiting> waiting;
+  std::vector<std::shared_ptr<Lane>> lanes;
+  std::shared_ptr<net::MappedBlocks> mapped_blocks;
+  bool was_open = false;
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(closing_, true)) return;
+    why_closed_ = why;
+    has_broken_.store(is_open() && why.code() == Code::kDisconnected && !ending_ && !why_of_peer_);
+    was_open = state_.exchange(State::kClosed) == State::kOpen;
+    waiting.swap(waiting_for_room_);
+    waiting_calls_.store(0);
+    lanes.swap(lanes_);
+    for (const auto& lane : lanes) by_ended_lanes_ += lane->moved();
+    mapped_blocks = mapped_blocks_;
+  }
+  if (was_open) {
+    say_why_it_ends(why);
+    reactor_.remove(*this);
+    stream_->shut();
+  }
+  for (const auto& lane : lanes) lane->close();
+  outbox_.close();
+  offers_.close();
+  leases_.close();
+  asked_.close();
+  if (mapped_blocks) mapped_blocks->close();
+  opened_.set_error(why);
+  for (auto& one : waiting) one.room.set_value();
+  end_calls(pending_.close(), why, [self = self(), why] { self->owner_.on_closed(self, why); });
+}
+
+// Where this worker ends the line, and not itself: the peer would take it for a way that breaks.
+void Connection::say_why_it_ends(const Error& why) noexcept {
+  if (why.code() == Code::kDisconnected || why.code() == Code::kShutdown) return;
+  try {
+    const Buffer meta = wire::encode(why);
+    wire::OutFrame goodbye;
+    goodbye.header.kind = wire::Kind::kGoodbye;
+    goodbye.header.flags = wire::kOneWay;
+    goodbye.meta = meta.span();
+    outbox_.send(goodbye);
+  } catch (const std::bad_alloc&) {  // then it hears that the line has ended
+  }
+}
+
+// The end of the stream follows.
+void Connection::expect_end_of_line(const Error& why) {
+  MutexLock lock(mutex_);
+  why_of_peer_ = Error(Code::kDisconnected, "it has ended the line: " + why.message());
+  why_of_peer_->advice(why.advice());
+}
+
+// Tells calls that they have ended without an answer.
+void Connection::end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
+                           const std::function<void()>& last) {
+  net::Batch(
+      reactor_.timers(), std::move(calls),
+      [self = self(), why](PendingCalls::Taken&& call) {
+        self->finish(std::move(call), nullptr, &why);
+      },
+      last)
+      .run();
+}
+
+Error Connection::why_closed() const {
+  MutexLock lock(mutex_);
+  return why_closed_.value_or(Error(Code::kDisconnected, "the connection is closed"));
+}
+
+}  // namespace farspan::agent

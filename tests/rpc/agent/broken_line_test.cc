@@ -1,0 +1,224 @@
+// The rules under test: rpc/agent/README.md, "A line's life": what becomes of calls when their line
+// breaks, and by which way the next line goes.
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include <farspan/rpc/agent/unsteady_ways.h>
+
+#include "rpc/agent/connection_suite.h"
+#include "rpc/agent/impostor.h"
+
+namespace farspan::testing {
+namespace {
+
+using agent::UnsteadyWays;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(UnsteadyWays, AreThoseThatBreakTwiceInAShortTime) {
+  const TimePoint start = Clock::now();
+  const auto at = [&](int second) { return start + seconds(second); };
+  UnsteadyWays ways;
+  EXPECT_FALSE(ways.is_unsteady("shm", at(0)));
+  ways.note_break("shm", at(0));
+  EXPECT_FALSE(ways.is_unsteady("shm", at(0)));
+  ways.note_break("shm", at(11));
+  EXPECT_FALSE(ways.is_unsteady("shm", at(11)));
+  ways.note_break("shm", at(20));
+  EXPECT_TRUE(ways.is_unsteady("shm", at(20)));
+  EXPECT_FALSE(ways.is_unsteady("unix", at(20)));
+  EXPECT_TRUE(ways.is_unsteady("shm", at(79)));
+  EXPECT_FALSE(ways.is_unsteady("shm", at(80)));
+  // Expect: when it breaks once more as soon as it is tried again, it is left again.
+  ways.note_break("shm", at(75));
+  ways.note_break("shm", at(81));
+  EXPECT_TRUE(ways.is_unsteady("shm", at(140)));
+}
+
+// w0 with two ways to w1, whom the test plays at the end of both.
+class BrokenLine : public ::testing::Test {
+ protected:
+  BrokenLine() : unix_(unix_streams_.keep()), tcp_(tcp_streams_.keep(), true), agent_(options()) {
+    agent_.set_workers({agent_.record(),
+                        {{other_.name, 1}, other_.instance, {unix_.endpoint(), tcp_.endpoint()}}});
+  }
+  ~BrokenLine() override { agent_.stop(); }
+  static agent::AgentOptions options() {
+    agent::AgentOptions options = options_of_w0({"unix", "tcp"}, Millis(20'000));
+    options.connection.max_in_flight_bytes = kConnectionLimit;
+    return options;
+  }
+  Future<wire::InFrame> call(size_t bytes = 0) {
+    const auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    frame.segments = {Buffer::allocate(bytes)};
+    agent_.call(1, frame, Deadline::after(seconds(60)), answer, false);
+    return answer->future();
+  }
+  // The line that w0 dials next there, open; null: it dials none.
+  std::unique_ptr<Stranger> opened(Streams& way) {
+    std::shared_ptr<transport::Stream> stream;
+    if (!eventually([&] { return (stream = way.take()) != nullptr; }, seconds(30))) return nullptr;
+    auto line = std::make_unique<Stranger>(std::move(stream));
+    welcome(*line, other_);
+    return line;
+  }
+  // A line by that way carries a call, and breaks.
+  void open_and_break(Streams& way) {
+    const auto lost = call();
+    auto line = opened(way);
+    ASSERT_TRUE(line);
+    ASSERT_TRUE(line->hear());
+    line.reset();
+    ASSERT_TRUE(lost.wait_for(Millis(20'000)));
+    EXPECT_EQ(lost.error().code(), Code::kDisconnected);
+  }
+
+  const wire::Hello other_ = hello_of(1);
+  Streams unix_streams_, tcp_streams_;
+  const Impostor unix_, tcp_;
+  agent::Agent agent_;
+};
+
+TEST_F(BrokenLine, ACallThatHasNotLeftItGoesByTheNextOne) {
+  const auto first = call(kConnectionLimit * 9 / 10);
+  auto line = opened(unix_streams_);
+  ASSERT_TRUE(line);
+  ASSERT_TRUE(line->hear());
+  auto waiting = std::async(std::launch::async, [&] { return call(kConnectionLimit / 2); });
+  EXPECT_TRUE(eventually([&] { return agent_.counters().calls_sent == 2; }));
+  std::this_thread::sleep_for(milliseconds(50));  // so that it waits for room, most likely
+  line.reset();
+  ASSERT_TRUE(first.wait_for(Millis(20'000)));
+  EXPECT_EQ(first.error().code(), Code::kDisconnected) << "it may have been run";
+  line = opened(unix_streams_);
+  ASSERT_TRUE(line);
+  const auto request = line->hear();
+  ASSERT_TRUE(request);
+  EXPECT_EQ(request->segments.at(0).size(), kConnectionLimit / 2);
+  line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  const Future<wire::InFrame> second = waiting.get();
+  ASSERT_TRUE(second.wait_for(Millis(20'000)));
+  EXPECT_FALSE(second.has_error()) << second.error().what();
+}
+
+TEST_F(BrokenLine, AWayThatBreaksAgainAndAgainIsLeftForTheNextOne) {
+  open_and_break(unix_streams_);
+  open_and_break(unix_streams_);
+  const auto third = call();
+  auto line = opened(tcp_streams_);
+  ASSERT_TRUE(line);
+  answer_one(*line);
+  ASSERT_TRUE(third.wait_for(Millis(20'000)));
+  EXPECT_FALSE(third.has_error()) << third.error().what();
+  ASSERT_EQ(agent_.routes().size(), 1u);
+  EXPECT_THAT(agent_.routes()[0].transport, StartsWith("tcp"));
+  EXPECT_THAT(agent_.routes()[0].refused, ElementsAre("unix: lines broke again and again"));
+}
+
+TEST_F(BrokenLine, IsNoneThatThePeerHasEndedWithAReason) {
+  for (int i = 0; i < 3; ++i) {
+    const auto lost = call();
+    auto line = opened(unix_streams_);
+    ASSERT_TRUE(line) << "another way was taken";
+    ASSERT_TRUE(line->hear());
+    const Error why = Error(Code::kOverloaded, "no memory for a frame").advice("send less");
+    line->say(RawFrame{.kind = 6, .flags = 4, .meta = bytes_of(wire::encode(why))});
+    line.reset();
+    ASSERT_TRUE(lost.wait_for(Millis(20'000)));
+    EXPECT_EQ(lost.error().code(), Code::kDisconnected);
+    EXPECT_EQ(lost.error().message(), "it has ended the line: no memory for a frame");
+    EXPECT_EQ(lost.error().advice(), "send less");
+  }
+}
+
+// A line that breaks fails the calls on it; what follows finds a way again.
+TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
+  Streams unix_streams, tcp_streams;
+  std::optional<Impostor> first(std::in_place, unix_streams.keep());
+  const Impostor second(tcp_streams.keep(), true);
+  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(10'000)));
+  const wire::Hello other = hello_of(1);
+  agent.set_workers(
+      {agent.record(), {{other.name, 1}, other.instance, {first->endpoint(), second.endpoint()}}});
+  const auto call = [&] {
+    const auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    agent.call(1, frame, Deadline::after(seconds(20)), answer, false);
+    return answer->future();
+  };
+  const auto on_first = call();
+  ASSERT_TRUE(eventually([&] { return unix_streams.all().size() == 1; }));
+  std::optional<Stranger> line(std::in_place, unix_streams.all().at(0));
+  welcome(*line, other);
+  answer_one(*line);
+  ASSERT_TRUE(on_first.wait_for(Millis(20'000)));
+  EXPECT_FALSE(on_first.has_error());
+  EXPECT_THAT(agent.routes().front().transport, StartsWith("unix"));
+
+  const auto lost = call();
+  ASSERT_TRUE(line->hear());
+  line.reset();
+  first.reset();
+  unix_streams.close();
+  ASSERT_TRUE(lost.wait_for(Millis(20'000)));
+  EXPECT_EQ(lost.error().code(), Code::kDisconnected);
+
+  const auto on_second = call();
+  ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
+  line.emplace(tcp_streams.all().at(0));
+  welcome(*line, other);
+  answer_one(*line);
+  ASSERT_TRUE(on_second.wait_for(Millis(20'000)));
+  EXPECT_FALSE(on_second.has_error());
+  ASSERT_EQ(agent.routes().size(), 1u);
+  EXPECT_THAT(agent.routes()[0].transport, StartsWith("tcp"));
+  EXPECT_THAT(agent.routes()[0].refused, ElementsAre(StartsWith("unix: ")));
+  agent.stop();
+}
+
+// Other reasons than those that were told are news.
+TEST(Route, ThatIsTriedInVainIsAWarningOnceForAReason) {
+  const LinesAboutRoutes logged;
+  Streams streams;
+  const Impostor second(streams.keep(), true);
+  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(20'000)));
+  const wire::Hello other = hello_of(1);
+  std::string nobody = agent.record().endpoints.at(0);
+  nobody.insert(nobody.find(";host="), "-gone");
+  agent.set_workers(
+      {agent.record(), {{other.name, 1}, other.instance, {nobody, second.endpoint()}}});
+  for (size_t i = 1; i <= 3; ++i) {
+    const auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    agent.call(1, frame, Deadline::after(seconds(60)), answer, false);
+    std::shared_ptr<transport::Stream> stream;
+    ASSERT_TRUE(eventually([&] { return (stream = streams.take()) != nullptr; }, seconds(30)));
+    auto line = std::make_unique<Stranger>(std::move(stream));
+    welcome(*line, other);
+    answer_one(*line);
+    ASSERT_TRUE(answer->future().wait_for(Millis(20'000)));
+    EXPECT_TRUE(eventually([&] { return logged.all().size() == i; }));
+    line->say(RawFrame{.kind = 6, .flags = 4});
+    line.reset();
+    ASSERT_TRUE(eventually([&] { return agent.counters().connections == 0; }));
+  }
+  EXPECT_THAT(logged.warnings(),
+              ElementsAre(AllOf(StartsWith("worker 'w1' is reached through tcp"),
+                                HasSubstr("; not unix: connect: Connection refused"))));
+  agent.stop();
+}
+
+}  // namespace
+}  // namespace farspan::testing
