@@ -131,7 +131,8 @@ TEST_F(BrokenLine, IsNoneThatThePeerHasEndedWithAReason) {
   for (int i = 0; i < 3; ++i) {
     const auto lost = call();
     auto line = opened(unix_streams_);
-    ASSERT_TRUE(line) << "another way was taken";
+    ASSERT_TRUE(line);
+    EXPECT_TRUE(tcp_streams_.all().empty()) << "another way was tried first";
     ASSERT_TRUE(line->hear());
     const Error why = Error(Code::kOverloaded, "no memory for a frame").advice("send less");
     line->say(RawFrame{.kind = 6, .flags = 4, .meta = bytes_of(wire::encode(why))});
