@@ -91,11 +91,13 @@ void CrowdWatch::look(TimePoint now) noexcept {
     return;
   }
   const int running = count_();
-  running_.store(running >= 0 ? running : processors_, std::memory_order_relaxed);
   if (running < 0) {
-    if (at >= seen_until_.load(std::memory_order_relaxed)) too_many_.store(0);
+    if (at < seen_until_.load(std::memory_order_relaxed)) return;
+    too_many_.store(0, std::memory_order_relaxed);
+    running_.store(1, std::memory_order_relaxed);
     return;
   }
+  running_.store(running, std::memory_order_relaxed);
   const int more = running > processors_ ? 1 : -1;
   too_many_.store(std::clamp(too_many_.load(std::memory_order_relaxed) + more, 0, kMost),
                   std::memory_order_relaxed);
@@ -107,10 +109,10 @@ bool CrowdWatch::is_crowded(TimePoint now) noexcept {
 }
 
 void CrowdWatch::saw_crowd(TimePoint now) noexcept {
+  seen_until_.store((now + kSeenLasts).time_since_epoch().count(), std::memory_order_relaxed);
   too_many_.store(std::max(kCrowd, too_many_.load(std::memory_order_relaxed)),
                   std::memory_order_relaxed);
   running_.store(processors_ + 1, std::memory_order_relaxed);
-  seen_until_.store((now + kSeenLasts).time_since_epoch().count(), std::memory_order_relaxed);
   next_.store((now + kEvery).time_since_epoch().count(), std::memory_order_relaxed);
 }
 

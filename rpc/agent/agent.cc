@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <exception>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -23,6 +24,8 @@ constexpr std::chrono::seconds kFarewell{2};
 
 // A call is made on so many lines at most, each of which breaks before it is sent.
 constexpr int kMostLines = 3;
+// Why better ways were tried in vain, of one peer: so many are remembered.
+constexpr size_t kMostReasons = 32;
 
 // What is run for others must not end the process: an exception ends that work only.
 template <class Fn>
@@ -407,8 +410,11 @@ MessengerCounters Agent::counters() const {
 
 void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) {
   if (frame.header.kind == wire::Kind::kGoodbye) {
-    if (frame.meta.empty()) return connection->expect_end();
-    return connection->expect_end_of_line(wire::decode_error(frame.meta.span()));
+    return connection->expect_end();
+  }
+  if (frame.header.kind == wire::Kind::kLineEnd) {
+    return contain("a line's end",
+                   [&] { connection->expect_end_of_line(wire::decode_error(frame.meta.span())); });
   }
   if (frame.header.kind == wire::Kind::kPing) return connection->answer_ping();
   if (frame.header.kind == wire::Kind::kPong) return;  // that it came is all it says
@@ -451,6 +457,8 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
     if (stopped_) return;
     if (connection->has_broken() || why.code() == Code::kCorrupt) {
       peer.unsteady.note_break(connection->transport(), Clock::now());
+    } else {  // on purpose, which may be because of the way that was taken instead
+      peer.unsteady = {};
     }
     callbacks = on_lost_;
   }
@@ -459,10 +467,18 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
   open_next(rank, *connection);
 }
 
+// How long a silence was does not make it another one.
 bool Agent::is_news(int rank, const std::vector<std::string>& in_vain) {
+  std::string reasons;
+  for (const std::string& one : in_vain) {
+    std::ranges::copy_if(one, std::back_inserter(reasons),
+                         [](char c) { return c < '0' || c > '9'; });
+  }
   MutexLock lock(mutex_);
   if (rank < 0 || static_cast<size_t>(rank) >= peers_.size()) return true;
-  return std::exchange(peers_[static_cast<size_t>(rank)].told, in_vain) != in_vain;
+  auto& told = peers_[static_cast<size_t>(rank)].told;
+  if (told.size() >= kMostReasons) told.clear();  // some are the peer's own words
+  return told.insert(std::move(reasons)).second;
 }
 
 // The one that was made when `ended` had ended, by whoever was told before the others.

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -103,7 +104,7 @@ class Agent final : public Messenger, private ConnectionOwner {
     // opened.
     std::vector<const Connection*> untold;
     UnsteadyWays unsteady;
-    std::vector<std::string> told;  // why better ways were tried in vain, as it was logged last
+    std::set<std::string> told;  // why better ways were tried in vain, as it was logged
   };
   struct Welcome {                        // what admit() has let in
     int rank = -1;                        // that opens a line; -1: nobody

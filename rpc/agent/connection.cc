@@ -100,6 +100,7 @@ void Connection::open(Greeting::Outcome greeted, RefusedWays refused) {
     agree_on_reading_locked(*greeted.peer);
   }
   outbox_.open(*stream_, std::move(greeted.unsent));
+  if (ends_before_it_opens()) return;
   deliveries_.fetch_add(1);
   reactor_.add(self());
   State opening = State::kOpening;
@@ -153,7 +154,8 @@ bool Connection::call(wire::OutFrame& frame, Deadline deadline,
     return true;
   }
   const uint64_t offered = offer(frame), lease = leases_.make(frame);
-  const uint64_t id = pending_.add(handler, deadline, bytes, offered);
+  uint64_t id = pending_.add(handler, deadline, bytes, offered);
+  if (id != 0 && is_closed() && pending_.take(id).handler) id = 0;  // before close() has taken it
   if (waits) make_room();  // for the next one, now that this one counts
   if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
   if (lease != 0) leases_.belongs_to(id, lease);
@@ -161,7 +163,7 @@ bool Connection::call(wire::OutFrame& frame, Deadline deadline,
     withdraw(offered);
     leases_.end(lease);
     be_unsent(frame);
-    if (has_broken() && !frame.lent) return false;  // what was lent has gone with the line
+    if (has_broken() && lease == 0) return false;  // what was lent has gone with the line
     handler->on_error(why_closed());
     return true;
   }

@@ -43,7 +43,8 @@ class ConnectionOwner {
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
   // Large segments leave: lanes would carry them, and there are none. Once for a connection.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
-  // Whether better ways to this peer were not tried in vain for the same reasons when last asked.
+  // Whether it was not said before that better ways to this peer were tried in vain for these
+  // reasons.
   virtual bool is_news(int peer, const std::vector<std::string>& in_vain) = 0;
 
  protected:
@@ -215,6 +216,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void tell_about_route(const std::vector<std::string>& in_vain);
   void stop_offering(uint64_t error);
   void note_unreadable(int error);
+  bool ends_before_it_opens();
   bool ends_where_reading_is_required(const std::string& why, const char* advice);
   void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
                         std::vector<Buffer> segments = {});

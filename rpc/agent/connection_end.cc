@@ -1,6 +1,5 @@
 // How a line ends: what came before is delivered first, then all that waits on it hears why.
 #include <deque>
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -42,12 +41,13 @@ void Connection::close(const Error& why) {
   std::deque<Waiting> waiting;
   std::vector<std::shared_ptr<Lane>> lanes;
   std::shared_ptr<net::MappedBlocks> mapped_blocks;
-  bool was_open = false;
+  bool was_open = false, has_stream = false;
   {
     MutexLock lock(mutex_);
     if (std::exchange(closing_, true)) return;
     why_closed_ = why;
-    has_broken_.store(is_open() && why.code() == Code::kDisconnected && !ending_ && !why_of_peer_);
+    has_stream = stream_ != nullptr;
+    has_broken_.store(has_stream && why.code() == Code::kDisconnected && !ending_ && !why_of_peer_);
     was_open = state_.exchange(State::kClosed) == State::kOpen;
     waiting.swap(waiting_for_room_);
     waiting_calls_.store(0);
@@ -55,20 +55,19 @@ void Connection::close(const Error& why) {
     for (const auto& lane : lanes) by_ended_lanes_ += lane->moved();
     mapped_blocks = mapped_blocks_;
   }
-  if (was_open) {
-    say_why_it_ends(why);
-    reactor_.remove(*this);
-    stream_->shut();
-  }
+  if (has_stream) say_why_it_ends(why);
+  if (was_open) reactor_.remove(*this);
+  if (has_stream) stream_->shut();
   for (const auto& lane : lanes) lane->close();
   outbox_.close();
   offers_.close();
   leases_.close();
   asked_.close();
   if (mapped_blocks) mapped_blocks->close();
+  auto calls = pending_.close();  // before anybody who waits for room adds to them
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
-  end_calls(pending_.close(), why, [self = self(), why] { self->owner_.on_closed(self, why); });
+  end_calls(std::move(calls), why, [self = self(), why] { self->owner_.on_closed(self, why); });
 }
 
 // Where this worker ends the line, and not itself: the peer would take it for a way that breaks.
@@ -76,12 +75,12 @@ void Connection::say_why_it_ends(const Error& why) noexcept {
   if (why.code() == Code::kDisconnected || why.code() == Code::kShutdown) return;
   try {
     const Buffer meta = wire::encode(why);
-    wire::OutFrame goodbye;
-    goodbye.header.kind = wire::Kind::kGoodbye;
-    goodbye.header.flags = wire::kOneWay;
-    goodbye.meta = meta.span();
-    outbox_.send(goodbye);
-  } catch (const std::bad_alloc&) {  // then it hears that the line has ended
+    wire::OutFrame end;
+    end.header.kind = wire::Kind::kLineEnd;
+    end.header.flags = wire::kOneWay;
+    end.meta = meta.span();
+    outbox_.send_last(end);
+  } catch (...) {  // no memory: then it hears that the line has ended
   }
 }
 

@@ -71,7 +71,7 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
 
 // Once it is open. An ASK for no offer says that nothing offered could be read.
 void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
-  const bool is_worse = owner_.is_news(peer_.rank, in_vain) && !in_vain.empty();
+  const bool is_worse = !in_vain.empty() && owner_.is_news(peer_.rank, in_vain);
   const Route route = this->route();
   std::string text = "worker '" + route.worker + "' is reached through " + route.transport;
   for (const std::string& why : route.refused) text += "; not " + why;
@@ -81,10 +81,16 @@ void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
                 : "; no tensors are read out of memory: " + route.why_not_read;
   }
   log(is_worse ? LogLevel::kWarning : LogLevel::kInfo, "agent", text);
-  if (stream_->crosses_network() || route.reads_memory) return;
-  if (stream_->is_local() && attaches_) send_about_offer(wire::Kind::kAsk, 0, EPERM);
-  ends_where_reading_is_required(
-      route.why_not_read,
+  if (stream_->is_local() && attaches_ && !route.reads_memory) {
+    send_about_offer(wire::Kind::kAsk, 0, EPERM);
+  }
+}
+
+// No call is made on a line on which reading is required, and does not work.
+bool Connection::ends_before_it_opens() {
+  if (stream_->crosses_network() || reads_.load()) return false;
+  return ends_where_reading_is_required(
+      route().why_not_read,
       "let processes of one user read each other (kernel.yama.ptrace_scope=0; in containers "
       "--cap-add=SYS_PTRACE), or use CrossMemoryAttach::kAllowed");
 }

@@ -75,6 +75,18 @@ void Outbox::open(transport::Stream& stream, std::vector<Buffer> first) {
   }
 }
 
+void Outbox::send_last(wire::OutFrame& frame) {
+  std::deque<Piece> dropped;  // released outside the lock
+  {
+    MutexLock lock(mutex_);
+    const bool has_begun = !left_.empty() && (!left_.front().is_first || left_.front().done > 0);
+    if (has_begun) return;
+    dropped.swap(left_);
+    left_bytes_.store(0, std::memory_order_release);
+  }
+  send(frame);
+}
+
 void Outbox::close() { take(); }
 
 std::vector<Buffer> Outbox::take() {

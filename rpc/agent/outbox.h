@@ -47,6 +47,9 @@ class Outbox {
   // That the stream took.
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
 
+  // Before close(): sends this one in place of all that was kept, unless a frame has begun to
+  // leave, which this one would be read as the rest of.
+  void send_last(wire::OutFrame& frame);
   // Drops everything; later frames are dropped as well. The stream is not touched after that.
   void close();
   // The same, but returns what was kept.

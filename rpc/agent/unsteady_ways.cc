@@ -6,7 +6,9 @@ void UnsteadyWays::note_break(const std::string& transport, TimePoint now) {
   const auto [at, is_first] = by_transport_.try_emplace(transport, Breaks{now, {}});
   if (is_first) return;
   Breaks& breaks = at->second;
-  if (now - breaks.last <= kTogether) breaks.avoided_until = now + kAvoided;
+  const bool is_back =
+      breaks.avoided_until != TimePoint() && now - breaks.avoided_until <= kTogether;
+  if (now - breaks.last <= kTogether || is_back) breaks.avoided_until = now + kAvoided;
   breaks.last = now;
 }
 

@@ -13,7 +13,8 @@
 namespace farspan::agent {
 
 // A line that opens and breaks, and does so again, has a way that does not carry: others are tried
-// before it for a while. A single break says nothing of the way.
+// before it for a while; again when it breaks as soon as it is back. A single break says nothing of
+// the way.
 //
 // Threading: a value; the caller locks.
 class UnsteadyWays {

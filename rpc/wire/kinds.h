@@ -23,6 +23,7 @@ enum class Kind : uint8_t {
   kReturned = 0x0a,
   kPiece = 0x0b,
   kReleased = 0x0c,
+  kLineEnd = 0x0d,
   // 0x10 to 0x1f: calls.
   kCall = 0x10,
   kBuiltinCall = 0x11,
@@ -68,6 +69,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "piece";
     case Kind::kReleased:
       return "released";
+    case Kind::kLineEnd:
+      return "line end";
     case Kind::kCall:
       return "call";
     case Kind::kBuiltinCall:

@@ -175,11 +175,12 @@ TEST(CrowdWatch, WhereALookCannotTellALateTurnMakesACrowdForAWhile) {
   wake(watch);
   EXPECT_FALSE(watch.is_crowded(at(0ms)));
   EXPECT_FALSE(watch.lacks_processors(at(1ms)));
-  EXPECT_FALSE(watch.has_idle(at(1ms), 1)) << "nobody knows";
+  EXPECT_TRUE(watch.has_idle(at(1ms), 1));
   watch.saw_crowd(at(2ms));
   for (int ms = 2; ms < 102; ++ms) {
     ASSERT_TRUE(watch.is_crowded(at(ms * 1ms))) << ms;
     ASSERT_TRUE(watch.lacks_processors(at(ms * 1ms))) << ms;
+    ASSERT_FALSE(watch.has_idle(at(ms * 1ms), 1)) << ms;
   }
   EXPECT_FALSE(watch.is_crowded(at(102ms)));
 }

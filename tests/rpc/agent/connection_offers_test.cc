@@ -266,7 +266,7 @@ TEST_P(RequiredReadingTest, APeerThatDoesNotReadOrSaysThatItCannotIsNotCalled) {
   EXPECT_THAT(lost_.future().value().what(), HasSubstr("tensors cannot be read out of memory"));
   // Expect: the peer hears why the line ends, but where it was not quite open yet.
   std::optional<wire::InFrame> last = stranger_->hear();
-  while (last && last->header.kind != wire::Kind::kGoodbye) last = stranger_->hear();
+  while (last && last->header.kind != wire::Kind::kLineEnd) last = stranger_->hear();
   ASSERT_TRUE(last || GetParam() == wire::kReadsOffers);
   if (!last) return;
   const Error why = wire::decode_error(last->meta.span());

@@ -434,5 +434,38 @@ TEST(Outbox, FramesOfManyThreadsStayWholeAndInTheirThreadsOrder) {
   }
 }
 
+// Nothing of what was kept has begun to leave.
+TEST(Outbox, TheLastFrameLeavesInPlaceOfWhatWasKept) {
+  for (const bool is_large : {false, true}) {
+    ScriptedStream stream;
+    stream.set_room(0);
+    Outbox outbox;
+    outbox.open(stream);
+    const Twin kept = is_large ? large_twin(3) : small_twin(3), last = small_twin(4);
+    wire::OutFrame frame = kept.frame(), end = last.frame();
+    EXPECT_EQ(outbox.send(frame), State::kLeft);
+    stream.set_room(SIZE_MAX);
+    outbox.send_last(end);
+    EXPECT_FALSE(outbox.has_left());
+    EXPECT_EQ(stream.written(), last.expected());
+  }
+}
+
+TEST(Outbox, TheLastFrameDoesNotLeaveWithinAnother) {
+  for (const size_t begun : {size_t{1}, size_t{6000}}) {  // bytes of its first piece, or more
+    ScriptedStream stream;
+    stream.set_room(begun);
+    Outbox outbox;
+    outbox.open(stream);
+    const Twin kept = large_twin(3), last = small_twin(4);
+    wire::OutFrame frame = kept.frame(), end = last.frame();
+    EXPECT_EQ(outbox.send(frame), State::kLeft);
+    stream.set_room(SIZE_MAX);
+    outbox.send_last(end);
+    EXPECT_EQ(outbox.flush(), State::kDone);
+    EXPECT_EQ(stream.written(), kept.expected());
+  }
+}
+
 }  // namespace
 }  // namespace farspan::testing

@@ -18,6 +18,7 @@ constexpr uint64_t kMark = 0x1234;
 pid_t ended_process() {
   const pid_t child = fork();
   if (child == 0) _exit(0);
+  EXPECT_GT(child, 0);
   waitpid(child, nullptr, 0);
   return child;
 }

@@ -79,7 +79,7 @@ class StrangerTest : public ::testing::Test {
   void expect_hangs_up_on(Stranger& stranger, const Bytes& bytes) {
     stranger.say(bytes);
     if (const auto last = stranger.hear()) {  // none where the line was not quite open yet
-      EXPECT_EQ(last->header.kind, wire::Kind::kGoodbye);
+      EXPECT_EQ(last->header.kind, wire::Kind::kLineEnd);
       EXPECT_EQ(wire::decode_error(last->meta.span()).code(), Code::kCorrupt);
       EXPECT_FALSE(stranger.hear());
     }
