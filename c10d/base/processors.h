@@ -5,8 +5,8 @@
 
 namespace farspan {
 
-// By the affinity (taskset(1), a container's cpuset) of its first thread, which those that it starts
-// inherit: other threads that pin themselves do not count. At least 1.
+// By the affinity (taskset(1), a container's cpuset) of its first thread, which those that it
+// starts inherit: other threads that pin themselves do not count. At least 1.
 //
 // Threading: any thread. Not cheap: a system call.
 int available_processors() noexcept;
