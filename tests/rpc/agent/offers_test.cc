@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include <farspan/c10d/net/memory_pool.h>
 #include <farspan/rpc/agent/pull.h>
@@ -249,6 +251,24 @@ TEST(Pull, MemoryThatIsNotThereIsAnError) {
   EXPECT_EQ(ended.times, 1);
   EXPECT_EQ(ended.error, EFAULT);
   munmap(nothing, bytes);
+}
+
+// Nothing of what was handed over is read but the mark: that of a process which is there no more
+// cannot be, whatever stands there.
+TEST(Pull, WhoCannotReadTheMarkHasNotComeTooLate) {
+  Offers offers;
+  auto sent = frame_of({Buffer::copy_of(pattern(kFrom))});
+  offers.make(sent, kFrom);
+  auto frame = received(sent);
+  frame.handed_over = {{.block = 1}};
+  const pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  ASSERT_EQ(waitpid(gone, nullptr, 0), gone);
+  for (const auto& [process, error] : {std::pair(getpid(), 0), std::pair(gone, ESRCH)}) {
+    Ended ended;
+    Pull(process, frame, kPatience, ended.callback()).run();
+    EXPECT_EQ(ended.error, error);
+  }
 }
 
 TEST(Pull, SeveralThreadsShareAndTheLastEndsIt) {
