@@ -14,7 +14,9 @@ namespace farspan {
 enum class CrossMemoryAttach {
   kForbidden,  // they travel as everything else does
   kAllowed,    // where both workers allow it, and the system does
-  kRequired,   // a worker of this host with whom it does not work both ways cannot be called
+  // A worker of this host with whom it does not work both ways cannot be called, nor one that is
+  // reached through TCP here.
+  kRequired,
 };
 
 // Whether tensors go from an accelerator's memory to another's, and not through the processor's.

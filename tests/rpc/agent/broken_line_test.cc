@@ -1,7 +1,6 @@
 // The rules under test: rpc/agent/README.md, "A line's life": what becomes of calls when their line
 // breaks, and by which way the next line goes.
 #include <gmock/gmock.h>
-
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -23,7 +22,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -51,9 +49,12 @@ TEST(UnsteadyWays, AreThoseThatBreakTwiceInAShortTime) {
 // w0 with two ways to w1, whom the test plays at the end of both.
 class BrokenLine : public ::testing::Test {
  protected:
-  BrokenLine() : unix_(unix_streams_.keep()), tcp_(tcp_streams_.keep(), true), agent_(options()) {
+  BrokenLine()
+      : unix_(std::in_place, unix_streams_.keep()),
+        tcp_(tcp_streams_.keep(), true),
+        agent_(options()) {
     agent_.set_workers({agent_.record(),
-                        {{other_.name, 1}, other_.instance, {unix_.endpoint(), tcp_.endpoint()}}});
+                        {{other_.name, 1}, other_.instance, {unix_->endpoint(), tcp_.endpoint()}}});
   }
   ~BrokenLine() override { agent_.stop(); }
   static agent::AgentOptions options() {
@@ -89,7 +90,8 @@ class BrokenLine : public ::testing::Test {
 
   const wire::Hello other_ = hello_of(1);
   Streams unix_streams_, tcp_streams_;
-  const Impostor unix_, tcp_;
+  std::optional<Impostor> unix_;
+  const Impostor tcp_;
   agent::Agent agent_;
 };
 
@@ -155,49 +157,31 @@ TEST_F(BrokenLine, IsNoneThatThePeerHasEndedWithAReason) {
   }
 }
 
-// A line that breaks fails the calls on it; what follows finds a way again.
-TEST(Route, IsTheNextOneForTheCallAfterALineHasBroken) {
-  Streams unix_streams, tcp_streams;
-  std::optional<Impostor> first(std::in_place, unix_streams.keep());
-  const Impostor second(tcp_streams.keep(), true);
-  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(10'000)));
-  const wire::Hello other = hello_of(1);
-  agent.set_workers(
-      {agent.record(), {{other.name, 1}, other.instance, {first->endpoint(), second.endpoint()}}});
-  const auto call = [&] {
-    const auto answer = std::make_shared<Answer>();
-    wire::OutFrame frame;
-    agent.call(1, frame, Deadline::after(seconds(20)), answer, false);
-    return answer->future();
-  };
-  const auto on_first = call();
-  ASSERT_TRUE(eventually([&] { return unix_streams.all().size() == 1; }));
-  std::optional<Stranger> line(std::in_place, unix_streams.all().at(0));
-  welcome(*line, other);
+TEST_F(BrokenLine, FailsTheCallsOnItAndTheNextOneFindsAWay) {
+  const auto first = call();
+  auto line = opened(unix_streams_);
+  ASSERT_TRUE(line);
   answer_one(*line);
-  ASSERT_TRUE(on_first.wait_for(Millis(20'000)));
-  EXPECT_FALSE(on_first.has_error());
-  EXPECT_THAT(agent.routes().front().transport, StartsWith("unix"));
+  ASSERT_TRUE(first.wait_for(Millis(20'000)));
+  EXPECT_FALSE(first.has_error());
+  EXPECT_THAT(agent_.routes().front().transport, StartsWith("unix"));
 
   const auto lost = call();
   ASSERT_TRUE(line->hear());
+  unix_.reset();
   line.reset();
-  first.reset();
-  unix_streams.close();
   ASSERT_TRUE(lost.wait_for(Millis(20'000)));
   EXPECT_EQ(lost.error().code(), Code::kDisconnected);
 
-  const auto on_second = call();
-  ASSERT_TRUE(eventually([&] { return tcp_streams.all().size() == 1; }));
-  line.emplace(tcp_streams.all().at(0));
-  welcome(*line, other);
+  const auto next = call();
+  line = opened(tcp_streams_);
+  ASSERT_TRUE(line);
   answer_one(*line);
-  ASSERT_TRUE(on_second.wait_for(Millis(20'000)));
-  EXPECT_FALSE(on_second.has_error());
-  ASSERT_EQ(agent.routes().size(), 1u);
-  EXPECT_THAT(agent.routes()[0].transport, StartsWith("tcp"));
-  EXPECT_THAT(agent.routes()[0].refused, ElementsAre(StartsWith("unix: ")));
-  agent.stop();
+  ASSERT_TRUE(next.wait_for(Millis(20'000)));
+  EXPECT_FALSE(next.has_error());
+  ASSERT_EQ(agent_.routes().size(), 1u);
+  EXPECT_THAT(agent_.routes()[0].transport, StartsWith("tcp"));
+  EXPECT_THAT(agent_.routes()[0].refused, ElementsAre(StartsWith("unix: ")));
 }
 
 // Other reasons than those that were told are news.

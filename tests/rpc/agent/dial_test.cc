@@ -7,11 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <farspan/c10d/base/log.h>
 #include <farspan/rpc/agent/agent.h>
 
 #include "rpc/agent/impostor.h"
