@@ -105,7 +105,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   bool ending() const noexcept { return ending_.load(); }
   // The peer said that it ends this line alone, on purpose, and why.
   void expect_end_of_line(const Error& why);
-  // It was open, and its bytes stopped to flow though neither end had said so.
+  // Its stream has ended, or failed, though neither end had said so. Not where the peer was silent:
+  // it would be on the next line, too.
   bool has_broken() const noexcept { return has_broken_.load(); }
 
   // While one lives, a peer that is silent is given up, as for a call without a deadline.

@@ -47,7 +47,7 @@ void Connection::close(const Error& why) {
     if (std::exchange(closing_, true)) return;
     why_closed_ = why;
     has_stream = stream_ != nullptr;
-    has_broken_.store(has_stream && why.code() == Code::kDisconnected && !ending_ && !why_of_peer_);
+    has_broken_.store(why_ended_ && why.code() == Code::kDisconnected && !ending_ && !why_of_peer_);
     was_open = state_.exchange(State::kClosed) == State::kOpen;
     waiting.swap(waiting_for_room_);
     waiting_calls_.store(0);

@@ -17,12 +17,12 @@
 #include <cstdlib>
 #include <exception>
 #include <map>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "integration/exchanged_tensors.h"
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
 #include "support/forbid_reading.h"
@@ -40,25 +40,11 @@ constexpr Millis kLong{60'000};
 constexpr int64_t kNumbers = 1 << 20;  // 8 MiB
 constexpr int kThreads = 4;            // of the caller
 
-Tensor pattern(int64_t seed, int64_t count) { return at::arange(seed, seed + count, at::kLong); }
-Tensor shared_pattern(int64_t seed, int64_t count) {
-  Tensor tensor = empty_shared({count}, at::kLong);
-  at::arange_out(tensor, seed, seed + count, 1);
-  return tensor;
-}
-
-std::atomic<int64_t> checked{0}, wrong{0};
-Tensor exchange(const Tensor& x, int64_t seed) {
-  wrong += !at::equal(x, pattern(seed, x.numel()));
-  ++checked;
-  return pattern(seed + 1, x.numel());
-}
 Tensor exchange_shared(const Tensor& x, int64_t seed) {
   wrong += !at::equal(x, pattern(seed, x.numel()));
   ++checked;
   return shared_pattern(seed + 1, x.numel());
 }
-std::vector<int64_t> findings() { return {checked, wrong}; }
 
 std::string text_of(const Route& route) {
   return std::string(route.reads_memory ? "reads" : "does not read") + ", " +
@@ -213,10 +199,7 @@ TEST_P(AttachRefusedByTheSystem, FromTheBeginningEverythingTravels) {
 
 // FARSPAN_SEED: the moments of an earlier run.
 TEST_P(AttachRefusedByTheSystem, InTheMiddleOfTrafficTheRestTravels) {
-  const char* const wanted = std::getenv("FARSPAN_SEED");
-  const uint64_t seed = wanted ? std::strtoull(wanted, nullptr, 10) : std::random_device()();
-  std::printf("%s: filters with FARSPAN_SEED=%lu\n", GetParam(), seed);
-  SeededRandom random(seed);
+  SeededRandom random(seed_of_run("filters"));
   const int calls = repetitions(10);
   for (int round = 0; round < repetitions(5); ++round) {
     const auto forbid_after =

@@ -22,9 +22,7 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
-#include <sstream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -35,6 +33,7 @@
 
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
+#include "support/named_memory.h"
 #include "support/sanitizers.h"
 #include "support/seeded_random.h"
 
@@ -242,32 +241,8 @@ int call_and_leave() {
   return 0;
 }
 
-// Memory that has a name and so outlives all who use it: farspan's in /dev/shm, and of System V
-// what one of these processes has made.
-std::set<std::string> named_memory(const std::set<pid_t>& makers) {
-  std::set<std::string> names;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
-    const std::string name = entry.path().filename();
-    if (name.find("farspan") != std::string::npos) names.insert(name);
-  }
-  std::ifstream segments("/proc/sysvipc/shm");
-  std::string line;
-  std::getline(segments, line);  // what the columns are
-  while (std::getline(segments, line)) {
-    std::istringstream columns(line);
-    std::string key, id, mode, size;
-    pid_t maker = 0;
-    columns >> key >> id >> mode >> size >> maker;
-    if (makers.count(maker) > 0) names.insert("segment " + id);
-  }
-  return names;
-}
-
 class KilledWorkers : public ::testing::Test {
  protected:
-  KilledWorkers() { std::printf("kills with FARSPAN_SEED=%lu\n", seed_); }
-
   // A job of which a worker is killed.
   struct Job {
     Process& start(const std::string& role, int rank, const Process::Environment& more = {}) {
@@ -280,7 +255,7 @@ class KilledWorkers : public ::testing::Test {
     }
     const std::string transport;
     const Millis joining;
-    const std::set<std::string> named_before = named_memory({});
+    const std::set<std::string> named_before = named_memory();
     Launch launch = {};
     std::set<pid_t> pids = {};
   };
@@ -296,12 +271,7 @@ class KilledWorkers : public ::testing::Test {
     EXPECT_EQ(named_memory(job.pids), job.named_before);
   }
 
-  static uint64_t wanted_seed() {
-    const char* const wanted = std::getenv("FARSPAN_SEED");
-    return wanted ? std::strtoull(wanted, nullptr, 10) : std::random_device()();
-  }
-  const uint64_t seed_ = wanted_seed();
-  SeededRandom random_{seed_};
+  SeededRandom random_{seed_of_run("kills")};
   static constexpr int kRounds = repetitions(25);  // of each test
 };
 

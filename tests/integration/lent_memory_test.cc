@@ -21,7 +21,6 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
-#include <random>
 #include <set>
 #include <sstream>
 #include <string>
@@ -30,8 +29,10 @@
 #include <utility>
 #include <vector>
 
+#include "integration/exchanged_tensors.h"
 #include "rpc/init/launch.h"
 #include "support/eventually.h"
+#include "support/named_memory.h"
 #include "support/process_counts.h"
 #include "support/process_use.h"
 #include "support/sanitizers.h"
@@ -46,21 +47,8 @@ using ::testing::HasSubstr;
 
 constexpr Millis kLong{60'000};
 
-Tensor pattern(int64_t seed, int64_t count) { return at::arange(seed, seed + count, at::kLong); }
-
-std::atomic<int64_t> checked{0}, wrong{0};
-Tensor exchange(const Tensor& x, int64_t seed) {
-  wrong += !at::equal(x, pattern(seed, x.numel()));
-  ++checked;
-  return pattern(seed + 1, x.numel());
-}
 int64_t numel(const Tensor& x) { return x.numel(); }
 Tensor make_large() { return at::ones({256 << 20}, at::kByte); }
-Tensor shared_pattern(int64_t seed, int64_t count) {
-  Tensor tensor = empty_shared({count}, at::kLong);
-  at::arange_out(tensor, seed, seed + count, 1);
-  return tensor;
-}
 // Keeps the last few, and looks at them again when they go: nobody else may have changed them.
 std::deque<std::pair<Tensor, int64_t>> kept;
 std::mutex kept_mutex;
@@ -76,7 +64,6 @@ Tensor exchange_shared(const Tensor& x, int64_t seed) {
   }
   return shared_pattern(seed + 1, x.numel());
 }
-std::vector<int64_t> findings() { return {checked, wrong}; }
 FARSPAN_REGISTER_AS("lent.peak_growth", peak_growth);
 FARSPAN_REGISTER_AS("lent.exchange", exchange);
 FARSPAN_REGISTER_AS("lent.exchange_shared", exchange_shared);
@@ -483,16 +470,6 @@ int outlive() {
   return 0;
 }
 
-// Names of memory that would outlive all who use it. Other programs have theirs there, too.
-std::set<std::string> named_memory() {
-  std::set<std::string> names;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
-    const std::string name = entry.path().filename();
-    if (name.find("farspan") != std::string::npos) names.insert(name);
-  }
-  return names;
-}
 std::string maps_of(const Process& process) {
   std::ifstream maps("/proc/" + std::to_string(process.pid()) + "/maps");
   return std::string(std::istreambuf_iterator<char>(maps), std::istreambuf_iterator<char>());
@@ -500,9 +477,7 @@ std::string maps_of(const Process& process) {
 
 TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
   constexpr int kOthers = 5;
-  const char* const wanted = std::getenv("FARSPAN_SEED");
-  const uint64_t seed = wanted ? std::strtoull(wanted, nullptr, 10) : std::random_device()();
-  std::printf("%s: kills with FARSPAN_SEED=%lu\n", kWays[GetParam()].name, seed);
+  SeededRandom random(seed_of_run("kills"));
   const std::set<std::string> named_before = named_memory();
   Process& survivor = start("outlive", 0, kOthers + 1);
   std::vector<Process*> others;
@@ -514,7 +489,6 @@ TEST_P(LentMemory, IsGoneWithAWorkerThatIsKilled) {
   ASSERT_TRUE(
       eventually([&] { return survivor.has_written("busy\nbusy\nbusy\nbusy\nbusy\n"); }, 60s))
       << survivor.output();
-  SeededRandom random(seed);
   for (Process* other : others) {
     std::this_thread::sleep_for(random.up_to(50ms));
     const std::string maps = maps_of(*other);

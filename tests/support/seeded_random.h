@@ -1,10 +1,13 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// SeededRandom: the World's only source of chance. The same seed gives the same draws everywhere.
+// SeededRandom: the World's only source of chance, and that of random moments. The same seed gives
+// the same draws everywhere.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <utility>
 #include <vector>
@@ -40,5 +43,14 @@ class SeededRandom {
  private:
   std::mt19937_64 engine_;
 };
+
+// Another one in each run, which says it; FARSPAN_SEED: that of an earlier run.
+//   what  is drawn with it
+inline uint64_t seed_of_run(const char* what) {
+  const char* const wanted = std::getenv("FARSPAN_SEED");
+  const uint64_t seed = wanted ? std::strtoull(wanted, nullptr, 10) : std::random_device()();
+  std::printf("%s with FARSPAN_SEED=%lu\n", what, seed);
+  return seed;
+}
 
 }  // namespace farspan::testing
