@@ -84,17 +84,15 @@ void CrowdWatch::look(TimePoint now) noexcept {
                                                   std::memory_order_relaxed)) {
     return;
   }
-  if (at - next > Clock::duration(kStale).count() &&
-      !was_crowded()) {  // the first one after a pause
+  const auto suppose_there_is_room = [this] {
     too_many_.store(0, std::memory_order_relaxed);
     running_.store(1, std::memory_order_relaxed);
-    return;
-  }
+  };
+  const bool is_first_after_pause = at - next > Clock::duration(kStale).count();
+  if (is_first_after_pause && !was_crowded()) return suppose_there_is_room();
   const int running = count_();
   if (running < 0) {
-    if (at < seen_until_.load(std::memory_order_relaxed)) return;
-    too_many_.store(0, std::memory_order_relaxed);
-    running_.store(1, std::memory_order_relaxed);
+    if (at >= seen_until_.load(std::memory_order_relaxed)) suppose_there_is_room();
     return;
   }
   running_.store(running, std::memory_order_relaxed);

@@ -409,9 +409,7 @@ MessengerCounters Agent::counters() const {
 }
 
 void Agent::on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) {
-  if (frame.header.kind == wire::Kind::kGoodbye) {
-    return connection->expect_end();
-  }
+  if (frame.header.kind == wire::Kind::kGoodbye) return connection->expect_end();
   if (frame.header.kind == wire::Kind::kLineEnd) {
     return contain("a line's end",
                    [&] { connection->expect_end_of_line(wire::decode_error(frame.meta.span())); });

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "c10d/net/crowd.h"
-#include "c10d/net/processors.h"
 #include "support/eventually.h"
+#include "support/processors.h"
 
 namespace farspan::testing {
 namespace {

@@ -19,9 +19,9 @@
 
 #include "c10d/net/crowd.h"
 #include "c10d/net/mailbox.h"
-#include "c10d/net/processors.h"
 #include "c10d/net/tasks.h"
 #include "support/process_use.h"
+#include "support/processors.h"
 
 namespace farspan::testing {
 namespace {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <future>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include <farspan/rpc/agent/unsteady_ways.h>
@@ -106,7 +105,9 @@ TEST_F(BrokenLine, CallsThatHaveNotLeftItGoByTheNextOne) {
     waiting.push_back(std::async(std::launch::async, [&] { return call(kConnectionLimit / 2); }));
   }
   EXPECT_TRUE(eventually([&] { return agent_.counters().calls_sent == 1 + kWaiting; }));
-  std::this_thread::sleep_for(milliseconds(50));  // so that they wait for room, most likely
+  for (const auto& sent : waiting) {
+    EXPECT_EQ(sent.wait_for(milliseconds(20)), std::future_status::timeout) << "there is no room";
+  }
   line.reset();
   ASSERT_TRUE(first.wait_for(Millis(20'000)));
   EXPECT_EQ(first.error().code(), Code::kDisconnected) << "it may have been run";
@@ -185,35 +186,23 @@ TEST_F(BrokenLine, FailsTheCallsOnItAndTheNextOneFindsAWay) {
 }
 
 // Other reasons than those that were told are news.
-TEST(Route, ThatIsTriedInVainIsAWarningOnceForAReason) {
+TEST_F(BrokenLine, ABetterWayThatIsTriedInVainIsAWarningOnceForAReason) {
   const LinesAboutRoutes logged;
-  Streams streams;
-  const Impostor second(streams.keep(), true);
-  agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(20'000)));
-  const wire::Hello other = hello_of(1);
-  std::string nobody = agent.record().endpoints.at(0);
-  nobody.insert(nobody.find(";host="), "-gone");
-  agent.set_workers(
-      {agent.record(), {{other.name, 1}, other.instance, {nobody, second.endpoint()}}});
+  unix_.reset();
   for (size_t i = 1; i <= 3; ++i) {
-    const auto answer = std::make_shared<Answer>();
-    wire::OutFrame frame;
-    agent.call(1, frame, Deadline::after(seconds(60)), answer, false);
-    std::shared_ptr<transport::Stream> stream;
-    ASSERT_TRUE(eventually([&] { return (stream = streams.take()) != nullptr; }, seconds(30)));
-    auto line = std::make_unique<Stranger>(std::move(stream));
-    welcome(*line, other);
+    const auto answer = call();
+    auto line = opened(tcp_streams_);
+    ASSERT_TRUE(line);
     answer_one(*line);
-    ASSERT_TRUE(answer->future().wait_for(Millis(20'000)));
+    ASSERT_TRUE(answer.wait_for(Millis(20'000)));
     EXPECT_TRUE(eventually([&] { return logged.all().size() == i; }));
     line->say(RawFrame{.kind = 6, .flags = 4});
     line.reset();
-    ASSERT_TRUE(eventually([&] { return agent.counters().connections == 0; }));
+    ASSERT_TRUE(eventually([&] { return agent_.counters().connections == 0; }));
   }
   EXPECT_THAT(logged.warnings(),
               ElementsAre(AllOf(StartsWith("worker 'w1' is reached through tcp"),
                                 HasSubstr("; not unix: connect: Connection refused"))));
-  agent.stop();
 }
 
 }  // namespace

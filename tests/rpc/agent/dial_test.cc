@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,25 +32,14 @@ using ::testing::UnorderedElementsAre;
 class DialTest : public ::testing::TestWithParam<int> {
  protected:
   DialTest() : mine_(GetParam()), theirs_(1 - GetParam()), agent_(options(GetParam())) {
-    reactor_.add(loop_);
-    listener_ = transport_->listen("", [this](std::unique_ptr<transport::Stream> stream) {
-      const std::lock_guard lock(mutex_);
-      streams_.push_back(std::move(stream));  // those of later attempts find silence
-      dialled_.set_value(streams_.front());
-    });
     std::vector<agent::PeerRecord> records(2);
     records[static_cast<size_t>(mine_)] = agent_.record();
     const wire::Hello other = hello_of(theirs_);
     records[static_cast<size_t>(theirs_)] = {
-        {other.name, theirs_}, other.instance, {listener_->endpoint()}};
+        {other.name, theirs_}, other.instance, {impostor_.endpoint()}};
     agent_.set_workers(records);
   }
-  ~DialTest() override {
-    agent_.stop();
-    listener_.reset();
-    loop_->close();
-    reactor_.stop();
-  }
+  ~DialTest() override { agent_.stop(); }
   static agent::AgentOptions options(int rank) {
     agent::AgentOptions options;
     options.self = {"w" + std::to_string(rank), rank};
@@ -68,35 +56,24 @@ class DialTest : public ::testing::TestWithParam<int> {
   }
   // The agent's line to us, after it has said hello there.
   std::unique_ptr<Stranger> dialled() {
-    EXPECT_TRUE(dialled_.future().wait_for(Millis(20'000)));
-    auto line = std::make_unique<Stranger>(dialled_.future().value());
+    if (!eventually([&] { return !streams_.all().empty(); }, seconds(20))) return nullptr;
+    auto line = std::make_unique<Stranger>(streams_.all().front());
     const auto first = line->hear();
     EXPECT_TRUE(first && first->header.kind == wire::Kind::kHello);
     return line;
   }
   std::string endpoint() const { return agent_.record().endpoints.at(0); }
-  static void answer_next(Stranger& line) {
-    const auto request = line.hear();
-    ASSERT_TRUE(request);
-    ASSERT_EQ(request->header.kind, wire::Kind::kCall);
-    line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-  }
 
   const int mine_, theirs_;
-  net::Reactor reactor_;
-  std::shared_ptr<net::Loop> loop_ = std::make_shared<net::Loop>(reactor_.timers());
-  std::unique_ptr<transport::Transport> transport_ =
-      transport::make_unix_transport(loop_, reactor_);
-  std::unique_ptr<transport::Listener> listener_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<transport::Stream>> streams_;
-  Promise<std::shared_ptr<transport::Stream>> dialled_;
+  Streams streams_;  // those of later attempts find silence
+  const Impostor impostor_{streams_.keep()};
   agent::Agent agent_;
 };
 
 TEST_P(DialTest, TheLineThatTheLowerRankDialledStays) {
   const auto answer = call();
-  const auto its_line = dialled();  // under way: its hello is not answered yet
+  const auto its_line = dialled();
+  ASSERT_TRUE(its_line);  // under way: its hello is not answered yet
   Stranger our_line(endpoint());
   our_line.say(hello_frame(hello_of(theirs_)));
   const auto reply = our_line.hear();
@@ -105,11 +82,11 @@ TEST_P(DialTest, TheLineThatTheLowerRankDialledStays) {
     ASSERT_EQ(reply->header.kind, wire::Kind::kRefuse);
     EXPECT_EQ(wire::decode_error(reply->meta.span()).code(), Code::kAlreadyExists);
     its_line->say(hello_frame(hello_of(theirs_), 2));
-    answer_next(*its_line);
+    answer_one(*its_line);
   } else {
     // Expect: the call that it dialled for goes out on our line.
     ASSERT_EQ(reply->header.kind, wire::Kind::kWelcome);
-    answer_next(our_line);
+    answer_one(our_line);
   }
   ASSERT_TRUE(answer.wait_for(Millis(20'000)));
   EXPECT_FALSE(answer.has_error());
@@ -120,14 +97,15 @@ TEST_P(DialTest, ADialThatFailsDoesNotEndTheLineThatTheOtherSideHasDialled) {
   if (mine_ < theirs_) return;  // its own stays
   const auto answer = call();
   const auto its_line = dialled();
+  ASSERT_TRUE(its_line);
   Stranger our_line(endpoint());
   our_line.say(hello_frame(hello_of(theirs_)));
   const auto reply = our_line.hear();
   ASSERT_TRUE(reply);
   ASSERT_EQ(reply->header.kind, wire::Kind::kWelcome);
-  dialled_.future().value()->shut();  // as when the other process ends, or has been told to stop
+  streams_.all().front()->shut();  // as when the other process ends, or has been told to stop
   EXPECT_FALSE(answer.wait_for(Millis(200)));
-  answer_next(our_line);
+  answer_one(our_line);
   ASSERT_TRUE(answer.wait_for(Millis(20'000)));
   EXPECT_FALSE(answer.has_error()) << answer.error().what();
 }
@@ -135,6 +113,7 @@ TEST_P(DialTest, ADialThatFailsDoesNotEndTheLineThatTheOtherSideHasDialled) {
 TEST_P(DialTest, WhoIsRefusedBecauseOfALineWaitsForIt) {
   const auto answer = call();
   const auto its_line = dialled();
+  ASSERT_TRUE(its_line);
   its_line->say(RawFrame{.kind = 3,
                          .request_id = 0,
                          .meta = bytes_of(wire::encode(Error(Code::kAlreadyExists, "mine")))});
@@ -146,7 +125,7 @@ TEST_P(DialTest, WhoIsRefusedBecauseOfALineWaitsForIt) {
   const auto reply = our_line.hear();
   ASSERT_TRUE(reply);
   ASSERT_EQ(reply->header.kind, wire::Kind::kWelcome);
-  answer_next(our_line);
+  answer_one(our_line);
   ASSERT_TRUE(answer.wait_for(Millis(20'000)));
   EXPECT_FALSE(answer.has_error());
 }
@@ -154,6 +133,7 @@ TEST_P(DialTest, WhoIsRefusedBecauseOfALineWaitsForIt) {
 TEST_P(DialTest, ARefusalForGoodFailsTheCallWithItsReason) {
   const auto answer = call();
   const auto its_line = dialled();
+  ASSERT_TRUE(its_line);
   its_line->say(RawFrame{
       .kind = 3,
       .request_id = 0,
@@ -167,6 +147,7 @@ TEST_P(DialTest, ARefusalForGoodFailsTheCallWithItsReason) {
 TEST_P(DialTest, WhoAnswersForAnotherIsNotTakenForIt) {
   const auto answer = call();
   const auto its_line = dialled();
+  ASSERT_TRUE(its_line);
   wire::Hello restarted = hello_of(theirs_);
   restarted.instance.high += 1;
   its_line->say(hello_frame(restarted, 2));

@@ -10,6 +10,7 @@
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/transport/socket_stream.h>
 
+#include "rpc/agent/stranger.h"
 #include "rpc/wire/frame_bytes.h"
 
 namespace farspan::testing {
@@ -19,15 +20,6 @@ using agent::Greeting;
 using agent::Handshake;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-wire::Hello hello_of(int rank) {
-  wire::Hello hello;
-  hello.name = "w" + std::to_string(rank);
-  hello.rank = rank;
-  hello.instance = {9, static_cast<uint64_t>(rank)};
-  hello.generation = "g";
-  return hello;
-}
 
 using Ended = std::shared_ptr<Greeting::Outcome>;
 

@@ -15,15 +15,6 @@
 
 namespace farspan::testing {
 
-inline wire::Hello hello_of(int rank) {
-  wire::Hello hello;
-  hello.name = "w" + std::to_string(rank);
-  hello.rank = rank;
-  hello.instance = {5, static_cast<uint64_t>(rank)};
-  hello.generation = "g1";
-  return hello;
-}
-
 // Who listens, and is no agent.
 class Impostor {
  public:
@@ -69,10 +60,6 @@ class Streams {
     auto first = std::move(streams_.front());
     streams_.erase(streams_.begin());
     return first;
-  }
-  void close() {
-    const std::lock_guard lock(mutex_);
-    streams_.clear();
   }
 
  private:
@@ -134,6 +121,7 @@ inline void welcome(Stranger& line, const wire::Hello& who) {
 inline void answer_one(Stranger& line) {
   const auto request = line.hear();
   ASSERT_TRUE(request);
+  ASSERT_EQ(request->header.kind, wire::Kind::kCall);
   line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
 }
 

@@ -29,6 +29,16 @@ inline RawFrame hello_frame(const wire::Hello& hello, uint8_t kind = 1) {
   return {.kind = kind, .request_id = 0, .meta = bytes_of(wire::encode(hello))};
 }
 
+// What a worker of the tests' job says of itself.
+inline wire::Hello hello_of(int rank) {
+  wire::Hello hello;
+  hello.name = "w" + std::to_string(rank);
+  hello.rank = rank;
+  hello.instance = {5, static_cast<uint64_t>(rank)};
+  hello.generation = "g1";
+  return hello;
+}
+
 // A line to an agent that is written and read by hand.
 class Stranger {
  public:
