@@ -134,7 +134,7 @@ class CollectiveTask final : public Lane::Task {
     ProcessGroup& group = *plan_->group;
     try {
       group.check_turn(plan_->signature);
-      failure_ = group.fail(group.missed_turn(), plan_->signature, Clock::now() - called_);
+      failure_ = group.fail(group.missed_turn(record_), plan_->signature, Clock::now() - called_);
     } catch (...) {
       failure_ = to_error(std::current_exception());
     }

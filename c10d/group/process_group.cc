@@ -242,15 +242,16 @@ Error ProcessGroup::fail(Error error, const Signature& signature,
   return error;
 }
 
-Error ProcessGroup::missed_turn() const {
-  std::string what = backend_->name_of(rank()) + " gave up: its turn had not come";
-  for (const OperationRecord& record : history_.records()) {
-    const bool is_call = record.signature.op != Op::kSend && record.signature.op != Op::kRecv;
-    if (is_call && record.state == OperationRecord::State::kRunning) {
-      what += ", behind " + describe(record);
-    }
+Error ProcessGroup::missed_turn(uint64_t record) const {
+  using State = OperationRecord::State;
+  std::optional<OperationRecord> before;
+  for (const OperationRecord& other : history_.records()) {
+    if (other.signature.op == Op::kSend || other.signature.op == Op::kRecv) continue;
+    const bool is_next = !before && other.id < record && other.state == State::kQueued;
+    if (is_next || other.state == State::kRunning) before = other;
   }
-  return Error(Code::kTimeout, what)
+  return Error(Code::kTimeout, backend_->name_of(rank()) + " gave up: its turn had not come" +
+                                   (before ? ", behind " + describe(*before) : ""))
       .worker(backend_->name_of(rank()))
       .advice("give it more time, or wait for what is before it in the group");
 }

@@ -104,7 +104,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   // has failed go on, or the other ranks would wait for them.
   void check_turn(const Signature& signature) const;
   // What a call ends with whose time is over before its turn has come.
-  Error missed_turn() const;
+  //   record  its id in records()
+  Error missed_turn(uint64_t record) const;
   // Remembers the first failure, and adds to it which operation on which group it was.
   Error fail(Error error, const Signature& signature, Clock::duration elapsed) noexcept;
 

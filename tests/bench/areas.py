@@ -14,6 +14,7 @@ EXAMPLE = ROOT / "tests" / "bench" / "example.py"
 OURS, PYTORCH, GRPC, GLOO, OPENMPI, LIMIT = "ours", "pytorch", "grpc", "gloo", "openmpi", "limit"
 BLOCKING = "blocking"  # ours without polling
 LOCAL = "local"  # the same model in one process, without calls
+TURNS = "turns"  # so, but by two threads of which one sleeps: the limit
 LOW, HIGH = "low", "high"  # ours with a threshold so low, or so high, that no size here is on its other side
 ONE_LINE = "one line"  # ours without lanes
 FEW = "few"  # ours where there is little of what there is much of else
@@ -247,21 +248,22 @@ AREAS = {
                "small call beside 64 MiB tensors p50": {ONE_LINE: 100, OURS: 200},
                "small call beside 64 MiB tensors p99": {ONE_LINE: 10}},
     ),
-    # What calls cost a job: a parameter server with one trainer, beside the same training in one process,
-    # and beside the same two processes of PyTorch.
+    # What calls cost a job: a parameter server with one trainer, beside the same training in one process, by
+    # one thread and by two that take turns, and beside the same two processes of PyTorch.
     "job": Area(
         programs=(
             Program(OURS, "parameter_server", needed=True, runs=((*EPOCH, "--trainers", "1"),),
                     example_of="epoch batch 32"),
             Program(LOCAL, "local_training", needed=True, runs=(EPOCH,),
                     example_of="epoch batch 32"),
+            Program(TURNS, "taking_turns", needed=False, runs=((),)),
             Program(PYTORCH, "pytorch_parameter_server.py", needed=False, runs=((),)),
             Program(SAME_MALLOC, "pytorch_parameter_server.py", needed=False,
                     runs=(("--same-malloc",),)),
         ),
-        cases=(Case("epoch batch 32", "samples/s", peers=(LOCAL, PYTORCH, SAME_MALLOC)),
-               Case("epoch batch 32, processor time", "s", peers=(LOCAL, PYTORCH, SAME_MALLOC))),
-        goals={"epoch batch 32": {LOCAL: 1 / 1.03}},
+        cases=(Case("epoch batch 32", "samples/s", peers=(LOCAL, TURNS, PYTORCH, SAME_MALLOC)),
+               Case("epoch batch 32, processor time", "s", peers=(LOCAL, TURNS, PYTORCH, SAME_MALLOC))),
+        goals={"epoch batch 32": {LOCAL: 1 / 1.03, TURNS: 1 / 1.03}},
     ),
     "collectives": Area(
         programs=(

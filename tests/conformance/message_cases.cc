@@ -491,7 +491,7 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoIsMissingToAllWhenTheirTimesEnd
     for (int missing = 1; missing < 4; ++missing) {
       dist::barrier();
       if (rank != missing) {
-        const Error error = error_of([] { dist::monitored_barrier({.timeout = 100ms}); });
+        const Error error = error_of([] { dist::monitored_barrier({.timeout = 400ms}); });
         EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
         EXPECT_THAT(error.message(), ContainsRegex(who(missing) + "( did not| had not) come"));
         EXPECT_THAT(error.worker(), MatchesRegex(who(missing)));
