@@ -31,12 +31,20 @@ const at::ThreadLocalState& fresh_state() {
 
 // A reactor's thread that serves one call is fresh by itself; one that serves a call while it waits
 // in another, and a thread of the user's, are not.
-FreshState::FreshState(Worker& worker) : current_(worker) {
+FreshState::FreshState(Worker& worker)
+    : current_(worker),
+      devices_(keep_current_devices()),
+      autograd_(c10::AutogradState::get_tls_state()) {
   use_num_threads();
+  make_default_devices_current();
   if (serving_depth++ > 0 || !net::on_reactor_thread()) guard_.emplace(fresh_state());
 }
 
-FreshState::~FreshState() { --serving_depth; }
+FreshState::~FreshState() {
+  --serving_depth;
+  guard_.reset();
+  c10::AutogradState::set_tls_state(autograd_);
+}
 
 FreshThread::FreshThread(Worker& worker) : state_(worker), streams_(own_streams(worker)) {
   observe_device_work();  // the thread may work with a stream of another call

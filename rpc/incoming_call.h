@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/AutogradState.h>
 
 #include <memory>
 #include <optional>
@@ -76,8 +77,9 @@ void reply_when_ready(IncomingCall call, std::shared_ptr<Result> result);
 // Handles kCall and kBuiltinCall.
 void serve_calls(Worker& worker);
 
-// Puts the calling thread into the state of one that has done nothing yet: nothing of what it was
-// doing (grad mode, say) shows, and `worker` is current.
+// Puts the calling thread into the state of one that has done nothing yet, for a user's function:
+// nothing of what it was doing (grad mode, streams) shows, nor does later what the function leaves;
+// and `worker` is current.
 class FreshState {
  public:
   explicit FreshState(Worker& worker);
@@ -87,6 +89,8 @@ class FreshState {
 
  private:
   CurrentWorker current_;
+  const std::shared_ptr<void> devices_;
+  const c10::AutogradState autograd_;
   std::optional<at::ThreadLocalStateGuard> guard_;
 };
 

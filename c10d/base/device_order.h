@@ -6,6 +6,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
@@ -40,6 +41,10 @@ class DeviceOrder {
   virtual void observe() noexcept = 0;
   // The tensor's memory is not used again before the current stream has come so far.
   virtual void use(const at::Tensor& tensor) noexcept = 0;
+  // The device and the streams that are current now: they are again when the result goes.
+  virtual std::shared_ptr<void> keep_current() = 0;
+  // Current are those of a thread that has done nothing yet.
+  virtual void make_defaults_current() noexcept = 0;
 
   // Null: the process has used no accelerator.
   static DeviceOrder* installed() noexcept;
@@ -52,6 +57,15 @@ inline void publish_device_work() noexcept {
 }
 inline void observe_device_work() noexcept {
   if (DeviceOrder* const order = DeviceOrder::installed()) order->observe();
+}
+
+// For functions of a user's, which may leave others current. Null where there are none.
+inline std::shared_ptr<void> keep_current_devices() {
+  DeviceOrder* const order = DeviceOrder::installed();
+  return order ? order->keep_current() : nullptr;
+}
+inline void make_default_devices_current() noexcept {
+  if (DeviceOrder* const order = DeviceOrder::installed()) order->make_defaults_current();
 }
 
 // Where a value has tensors: itself, in containers of the standard library, and in structs with

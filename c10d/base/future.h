@@ -159,7 +159,8 @@ class Future {
   void on_ready(std::function<void()> fn) const { live().on_ready(std::move(fn)); }
 
   // A future of what `fn` returns; see detail::call_continuation for what it may take. When `fn`
-  // returns a Future, that one's result. What `fn` throws becomes the error. Who waits for it
+  // returns a Future, that one's result. What `fn` throws becomes the error. The device and the
+  // streams that `fn` leaves current are so for itself alone. Who waits for it
   // without a timeout may run `fn` itself, and callbacks of other futures, as in rpc_sync: hold no
   // lock that they take.
   template <class Fn>
@@ -171,6 +172,7 @@ class Future {
     if (state_ && !ready()) next.state()->comes_of(state_);
     on_ready([self = *this, fn = std::move(fn), promise]() mutable {
       try {
+        const auto kept = keep_current_devices();  // the thread is another's
         if constexpr (IsFuture<R>::value) {
           R inner = detail::call_continuation<T>(fn, self);
           inner.on_ready([inner, promise]() mutable { promise.take(inner); });

@@ -6,12 +6,9 @@ namespace farspan::device {
 namespace {
 
 // As one writes it in a program.
-std::string code(Place place) {
-  return place == cpu ? "cpu" : "cuda(" + std::to_string(place.device) + ")";
-}
-
-std::string line(const std::string& worker, const std::string& here, const std::string& there) {
-  return "options.device_maps[\"" + worker + "\"].set(" + here + ", " + there + ");";
+std::string code(std::optional<Place> place) {
+  if (!place) return "cuda(..)";
+  return *place == cpu ? "cpu" : "cuda(" + std::to_string(place->device) + ")";
 }
 
 void check_device(const std::string& where, Place place, int devices) {
@@ -67,7 +64,7 @@ Place DeviceMap::there(const std::string& worker, Place here) const {
   throw Error(Code::kInvalidArgument,
               "a tensor on " + here.text() + ", for which the device map has no entry")
       .worker(worker)
-      .advice("add, with the device there: " + line(worker, code(here), "cuda(..)"));
+      .advice("add, with the device there: " + line_to_add(worker, here, {}));
 }
 
 Place DeviceMap::here(const std::string& worker, Place there) const {
@@ -75,7 +72,12 @@ Place DeviceMap::here(const std::string& worker, Place there) const {
   throw Error(Code::kInvalidArgument,
               "a tensor from " + there.text() + " there, for which the device map has no entry")
       .worker(worker)
-      .advice("add, with the device here: " + line(worker, "cuda(..)", code(there)));
+      .advice("add, with the device here: " + line_to_add(worker, {}, there));
+}
+
+std::string line_to_add(const std::string& worker, std::optional<Place> here,
+                        std::optional<Place> there) {
+  return "options.device_maps[\"" + worker + "\"].set(" + code(here) + ", " + code(there) + ");";
 }
 
 }  // namespace farspan::device

@@ -24,6 +24,11 @@ struct Place {
 inline constexpr Place cpu{};
 inline constexpr Place cuda(int device) noexcept { return {device}; }
 
+// The line of a program that adds an entry to its map for that worker; "cuda(..)" for the one that
+// its author has to choose.
+std::string line_to_add(const std::string& worker, std::optional<Place> here,
+                        std::optional<Place> there);
+
 // The default one: each device is mapped to the one of the same number, and the CPU to the CPU. One
 // with entries: these alone, and the CPU to the CPU unless an entry says otherwise. Replies, and
 // the gradients of what was sent, go back by the inverse.

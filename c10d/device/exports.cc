@@ -64,6 +64,7 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
   made.bytes = bytes;
   made.event = kept.event.id;
   made.written = kept.event.name;
+  made.is_staged = kept.staged.memory != nullptr;
   MutexLock lock(mutex_);
   if (kept.staged.memory) staged_ += bytes;
   kept_.emplace(id, std::move(kept));

@@ -25,8 +25,9 @@ struct Export {
   uint64_t region_bytes = 0;
   uint64_t offset = 0;  // of the bytes in their region
   uint64_t bytes = 0;
-  uint64_t event = 0;   // an id; the same name has the same id
-  EventName written{};  // comes when the bytes have been written
+  uint64_t event = 0;      // an id; the same name has the same id
+  EventName written{};     // comes when the bytes have been written
+  bool is_staged = false;  // they are a copy; of no interest to who copies
 };
 
 // An event is used for one export at a time: recorded anew before its importer has begun to wait,
@@ -60,6 +61,8 @@ class Exports {
   void taken(uint64_t id) noexcept;
   // The peer is gone: nothing will be taken any more. Events that it may still wait for end.
   void close() noexcept;
+
+  size_t staging() const noexcept { return staging_.most(); }
 
   size_t kept() const;      // exports that were not taken
   size_t events() const;    // of them all, and those at rest

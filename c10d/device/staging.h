@@ -34,6 +34,7 @@ class Staging {
   // Of at least so many bytes. None: too many are in use, or the device has none left. May block as
   // Devices::release, when blocks of other sizes have to make room.
   Block take(int device, size_t bytes);
+  size_t most() const noexcept { return most_; }
   // No stream will read or write it any more. Uses no Devices.
   void give_back(const Block& block) noexcept;
 

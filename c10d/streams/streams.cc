@@ -5,7 +5,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <farspan/c10d/base/log.h>
 
@@ -13,6 +15,35 @@ namespace farspan {
 namespace {
 
 using c10::impl::VirtualGuardImpl;
+
+// Restores what was current in the thread that made it, which lets go of it.
+class Kept {
+ public:
+  explicit Kept(c10::DeviceType type) : guard_(type), device_(guard_.getDevice()) {
+    for (c10::DeviceIndex index = 0; index < guard_.deviceCount(); ++index) {
+      streams_.push_back(guard_.getStream({type, index}));
+    }
+  }
+  ~Kept() {
+    for (const c10::Stream& stream : streams_) make_current(guard_, stream);
+    make_current(guard_, device_);
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+  // Not without need: to set CUDA's device makes a context there.
+  static void make_current(const VirtualGuardImpl& guard, c10::Device device) noexcept {
+    if (guard.getDevice() != device) guard.uncheckedSetDevice(device);
+  }
+  static void make_current(const VirtualGuardImpl& guard, const c10::Stream& stream) noexcept {
+    if (guard.getStream(stream.device()) != stream) guard.exchangeStream(stream);
+  }
+
+ private:
+  const VirtualGuardImpl guard_;
+  const c10::Device device_;
+  std::vector<c10::Stream> streams_;
+};
 
 // Of all devices of one kind.
 class DefaultStreams final : public DeviceOrder {
@@ -32,6 +63,13 @@ class DefaultStreams final : public DeviceOrder {
       if (!tensor.defined() || tensor.device().type() != type_) return;
       record_use(tensor, current_stream_of(tensor.device()));
     });
+  }
+  std::shared_ptr<void> keep_current() override { return std::make_shared<Kept>(type_); }
+  void make_defaults_current() noexcept override {
+    const VirtualGuardImpl guard(type_);
+    at_other_streams(
+        [&](const c10::Stream&, const c10::Stream& usual) { Kept::make_current(guard, usual); });
+    Kept::make_current(guard, {type_, 0});
   }
 
  private:

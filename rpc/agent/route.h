@@ -53,6 +53,10 @@ struct DeviceRoute {
   int here = 0, there = 0;     // the devices' numbers
   bool is_direct = false;      // from device to device; else through the processor's memory
   std::string why_not_direct;  // the reason
+  // Of a direct one, what lay in memory that other processes cannot open, as it is with PyTorch's
+  // expandable segments: bytes that were copied on the device first, into memory that they can; and
+  // those that found no room there, and went through the processor's memory.
+  uint64_t bytes_staged = 0, bytes_not_staged = 0;
 };
 
 // One that is open. Threading: a value.

@@ -88,7 +88,11 @@ DeviceRecord DeviceRecord::from_text(const std::string& text) {
     DeviceMap& map = record.maps[words.next()];
     for (int entries = words.number(kMostDevices); entries > 0; --entries) {
       const Place here{words.number(kMostDevices)}, there{words.number(kMostDevices)};
-      map.set(here, there);
+      try {
+        map.set(here, there);
+      } catch (const Error& error) {
+        throw Error(Code::kCorrupt, error.message());
+      }
     }
   }
   return record;
@@ -97,7 +101,8 @@ DeviceRecord DeviceRecord::from_text(const std::string& text) {
 DeviceRecord DeviceRecord::of_this_process(Maps maps) {
   for (const auto& [worker, map] : maps) {
     for (const auto& [here, there] : map.entries()) {
-      if (std::max(here.device, there.device) <= kMostDevices) continue;
+      const auto [least, most] = std::minmax(here.device, there.device);
+      if (least >= Place::kCpu && most <= kMostDevices) continue;
       throw Error(Code::kInvalidArgument, here.text() + " to " + there.text() + ", for worker '" +
                                               worker + "': there is no such device")
           .operation("init_rpc");
@@ -212,8 +217,9 @@ int DeviceRoom::place_there(int peer, MessageWay way, c10::Device here) const {
   throw Error(Code::kInvalidArgument, "a tensor on " + place.text() + " is to arrive on " +
                                           there.text() + ", which worker '" + name_of(peer) +
                                           "' does not have")
-      .advice("add an entry to the device map: options.device_maps[\"" + name_of(callee) +
-              "\"].set(..)");
+      .advice("add, with a device that it has, at worker '" + name_of(caller) + "': " +
+              (asks ? device::line_to_add(name_of(callee), place, {})
+                    : device::line_to_add(name_of(callee), {}, place)));
 }
 
 int DeviceRoom::devices_of(int rank) const noexcept {

@@ -163,7 +163,7 @@ void DeviceRoutes::try_once(const Key& key, Trial& trial, Deadline deadline) {
       found.known_until = verdict->is_passing ? Clock::now() + kAgainAfter : TimePoint::max();
     }
   }
-  if (is_news) tell(peer, here, there, verdict->why_not_direct);
+  if (is_news) tell(LogLevel::kInfo, peer, here, there, verdict->why_not_direct);
   trial.end();
   if (failure) std::rethrow_exception(failure);
 }
@@ -203,7 +203,7 @@ void DeviceRoutes::hear_unopened(const agent::Request& request) {
     route.why_not_direct = why;
     route.known_until = Clock::now() + kAgainAfter * (1 << std::min(route.times_unopened++, 6));
   }
-  tell(request.from(), here, there, why);
+  tell(LogLevel::kInfo, request.from(), here, there, why);
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {
@@ -213,6 +213,29 @@ void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::
                                       room_.worker().messenger().worker_name(peer) + "': " + why)
       .operation("send a tensor")
       .advice("mend that, or let it go through the processor's memory: DeviceToDevice::kAllowed");
+}
+
+void DeviceRoutes::note_staged(int peer, int here, int there, uint64_t bytes) {
+  MutexLock lock(mutex_);
+  found_[{peer, here, there}].staged += bytes;
+}
+
+void DeviceRoutes::note_not_staged(int peer, int here, int there, uint64_t bytes) {
+  const std::string why = std::to_string(bytes) +
+                          " bytes lie in memory that other processes cannot open, and find no room "
+                          "in the " +
+                          std::to_string(room_.exports().staging()) +
+                          " for copies of such; allocate them otherwise (PyTorch: without "
+                          "expandable_segments)";
+  refuse_if_required(peer, here, there, why);
+  bool is_first = false;
+  {
+    MutexLock lock(mutex_);
+    uint64_t& all = found_[{peer, here, there}].not_staged;
+    is_first = all == 0;
+    all += bytes;
+  }
+  if (is_first) tell(LogLevel::kWarning, peer, here, there, why);
 }
 
 DeviceRoutes::Verdict DeviceRoutes::find_out(int peer, int here, int there, Deadline deadline) {
@@ -310,10 +333,11 @@ void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline 
   }
 }
 
-void DeviceRoutes::tell(int peer, int here, int there, const std::string& why) const {
+void DeviceRoutes::tell(LogLevel level, int peer, int here, int there,
+                        const std::string& why) const {
   const std::string to =
       text_of(there) + " of worker '" + room_.worker().messenger().worker_name(peer) + "'";
-  log(LogLevel::kInfo, "device",
+  log(level, "device",
       "tensors go from " + text_of(here) + " to " + to +
           (why.empty() ? ", from device to device" : " through the processor's memory: " + why));
 }
@@ -329,7 +353,8 @@ std::vector<DeviceRoute> DeviceRoutes::known(int peer) const {
   for (const auto& [key, found] : found_) {
     const auto& [to, here, there] = key;
     if (to != peer || found.known_until == TimePoint()) continue;
-    all.push_back({here, there, found.why_not_direct.empty(), found.why_not_direct});
+    all.push_back({here, there, found.why_not_direct.empty(), found.why_not_direct, found.staged,
+                   found.not_staged});
   }
   return all;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/future_core.h>
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
 #include <farspan/rpc/agent/messenger.h>
@@ -32,8 +33,12 @@ class DeviceRoutes {
   //   throws  Error kUnavailable: they do not, and DeviceToDevice::kRequired; kTimeout,
   //           kDisconnected, kShutdown: that worker has not answered, and is asked again next time
   bool is_direct(int peer, int here, int there, Deadline deadline);
+  // Of a tensor that goes straight, but by way of memory that other processes can open.
+  void note_staged(int peer, int here, int there, uint64_t bytes);
+  // The same of one that found no room there, and goes through the processor's memory; that is in
+  // the log once.
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
-  void refuse_if_required(int peer, int here, int there, const std::string& why) const;
+  void note_not_staged(int peer, int here, int there, uint64_t bytes);
   // Tells a worker that what it has lent for this one's device `here` cannot be opened, though that
   // had gone well when it was tried: what it sends next goes another way.
   void tell_unopened(int peer, int there, int here, const std::string& why);
@@ -61,15 +66,18 @@ class DeviceRoutes {
     std::string why_not_direct;
     TimePoint known_until{};                 // the first of all: not known
     int times_unopened = 0;                  // after it had gone well
+    uint64_t staged = 0, not_staged = 0;     // bytes, ever
     std::shared_ptr<Trial> trial = nullptr;  // under way
   };
   using Key = std::tuple<int, int, int>;  // peer, here, there
 
+  //   throws  Error kUnavailable: DeviceToDevice::kRequired
+  void refuse_if_required(int peer, int here, int there, const std::string& why) const;
   void try_once(const Key& key, Trial& trial, Deadline deadline);
   Verdict find_out(int peer, int here, int there, Deadline deadline);
   Verdict ask(int peer, int here, int there, Deadline deadline);
   void copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline);
-  void tell(int peer, int here, int there, const std::string& why) const;
+  void tell(LogLevel level, int peer, int here, int there, const std::string& why) const;
 
   DeviceRoom& room_;
   const DeviceToDevice device_to_device_;

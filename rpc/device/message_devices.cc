@@ -81,10 +81,10 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
   const auto made =
       room_->exports().make(held->id(), bytes, dense.nbytes(), stream, std::move(owner));
   if (!made) {
-    routes.refuse_if_required(peer_, here, there,
-                              "too much is staged of memory that others cannot open");
+    routes.note_not_staged(peer_, here, there, dense.nbytes());
     return false;
   }
+  if (made->is_staged) routes.note_staged(peer_, here, there, dense.nbytes());
   write_export(*made, out);
   return true;
 }

@@ -114,6 +114,7 @@ WorkerOptions worker_options(const std::string& transport, const ClusterOptions&
   all.max_in_flight_bytes = options.max_in_flight_bytes;
   all.silence_timeout = options.silence_timeout;
   all.device_to_device = options.device_to_device;
+  all.device_maps = options.device_maps;
   return all;
 }
 
@@ -135,6 +136,7 @@ class Processes final : public Cluster {
         {"TEST_MAX_THREADS", std::to_string(options.max_threads)},
         {"TEST_MAX_IN_FLIGHT_BYTES", std::to_string(options.max_in_flight_bytes)},
         {"TEST_SILENCE_TIMEOUT", std::to_string(options.silence_timeout.count())}};
+    environment.insert(options.environment.begin(), options.environment.end());
     for (int rank = 1; rank < options.workers; ++rank) {
       environment["RANK"] = std::to_string(rank);
       others_.push_back(std::make_unique<Process>("worker", environment));

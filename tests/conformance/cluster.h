@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +20,10 @@ struct ClusterOptions {
   int max_threads = 256;
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;
   Millis silence_timeout{30'000};
-  DeviceToDevice device_to_device = DeviceToDevice::kAllowed;  // w0's
+  // Of processes; the first two are w0's.
+  DeviceToDevice device_to_device = DeviceToDevice::kAllowed;
+  std::map<std::string, device::DeviceMap> device_maps = {};
+  std::map<std::string, std::string> environment = {};  // what else the others find in theirs
   bool operator==(const ClusterOptions&) const = default;
 };
 

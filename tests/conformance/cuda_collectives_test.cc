@@ -45,6 +45,11 @@ TEST_F(CudaCollectives, GiveTheResultsOfThoseOfTheProcessor) {
   }
 }
 
+TEST_F(CudaCollectives, ReduceWhatNcclHasOfEachTypeAndRefuseTheRest) {
+  const dist::CurrentGroup current(group_);
+  expect_reductions_of_nccl({at::Device(at::kCUDA, 0), 1}, 0);
+}
+
 TEST_F(CudaCollectives, AWorkEndsOnTheDevice) {
   const dist::CurrentGroup current(group_);
   const Tensor t = at::ones({1 << 20}, at::TensorOptions(at::kFloat).device(at::kCUDA, 0));

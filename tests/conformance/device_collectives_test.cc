@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <farspan/c10d/group/collectives.h>
+#include <farspan/c10d/group/subgroups.h>
 
 #include "conformance/every_collective.h"
 #include "conformance/nccl_in_threads.h"
@@ -85,6 +86,24 @@ TEST_P(DeviceCollectives, AReceiveDoesNotOvertakeWhatReadsTheTensor) {
   });
 }
 
+// A reduction, and a message from rank 0 to rank 1.
+void reduce_and_send(int rank) {
+  const Tensor t = at::full({100}, rank + 1, at::kLong).to(simulated(rank));
+  dist::all_reduce(t);
+  if (rank == 0) {
+    dist::send(t + t, 1);
+  } else {
+    dist::recv(t, 0);
+  }
+  EXPECT_TRUE(at::equal(t.cpu(), at::full({100}, rank == 0 ? 3 : 6, at::kLong)));
+}
+
+TEST_P(StagedCollectives, AskForPinnedMemory) {
+  const uint64_t before = requests_of_pinned_memory();
+  on_each(2, reduce_and_send);
+  EXPECT_GE(requests_of_pinned_memory() - before, 4u);  // of both on each rank
+}
+
 TEST_P(StagedCollectives, WhoseDeviceIsNotDoneEndAtTheirDeadline) {
   on_each(2, [](int rank) {
     const OnAnotherStream stream(simulated(rank));
@@ -129,6 +148,55 @@ class NcclCollectives : public ::testing::Test {
   }
   static Tensor number(int rank) { return number(rank, rank + 1); }
 };
+
+TEST_F(NcclCollectives, AskForNoPinnedMemory) {
+  const uint64_t before = requests_of_pinned_memory();
+  on_each(reduce_and_send);
+  EXPECT_EQ(requests_of_pinned_memory(), before);
+}
+
+TEST_F(NcclCollectives, ReduceWhatNcclHasOfEachTypeAndRefuseTheRest) {
+  run_nccl(kRanks, 60s, [](int rank) {
+    const OnAnotherStream stream(simulated(rank));
+    expect_reductions_of_nccl({simulated(rank), kRanks}, rank);
+  });
+}
+
+TEST_F(NcclCollectives, GroupsOfSomeRanksGoOnWhileTheWorldWaits) {
+  const Promise<void> go;
+  std::atomic<int> have_looked = 0;
+  run_nccl(kRanks, 60s, [&](int rank) {
+    const bool is_held = rank == 1;
+    const dist::Group made = dist::new_group({2, 0});
+    const dist::Group split = dist::split_group(is_held ? 1 : 0);
+    const Tensor own = number(rank), of_world = number(rank), of_split = number(rank);
+    const Tensor rows = at::empty({2, 100}, own.options());
+    dist::all_reduce(of_world);
+    dist::all_reduce(of_split, {.group = split});
+    if (!is_held) dist::all_gather_into_tensor(rows, own, {.group = made});
+    EXPECT_TRUE(at::equal(of_world.cpu(), at::full({100}, 6, at::kLong)));
+    EXPECT_TRUE(at::equal(of_split.cpu(), at::full({100}, is_held ? 2 : 4, at::kLong)));
+
+    if (is_held) hold_up_current_stream(simulated(rank), go.future());
+    const dist::Work of_all = dist::all_reduce_async(of_world);
+    if (!is_held) {
+      const dist::Work sum = dist::all_reduce_async(of_split, {.group = split});
+      const dist::Work gathered =
+          dist::all_gather_into_tensor_async(rows, own + own, {.group = made});
+      EXPECT_TRUE(eventually([&] { return sum.is_success() && gathered.is_success(); }));
+      EXPECT_FALSE(of_all.is_completed());
+      if (++have_looked == 2) go.set_value();
+      sum.wait();
+      gathered.wait();
+      EXPECT_TRUE(at::equal(of_split.cpu(), at::full({100}, 8, at::kLong)));
+      // In the order of its own ranks: 2 and 0.
+      const Tensor twice = at::tensor({int64_t{6}, int64_t{2}}).view({2, 1}).expand({2, 100});
+      EXPECT_TRUE(at::equal(rows.cpu(), twice));
+    }
+    of_all.wait();
+    EXPECT_TRUE(at::equal(of_world.cpu(), at::full({100}, 18, at::kLong)));
+  });
+}
 
 TEST_F(NcclCollectives, TheCallerGoesOnAndHisStreamWaits) {
   const Promise<void> go;
@@ -266,6 +334,31 @@ TEST_F(NcclCollectives, AMistakeOfOneRankIsRefusedHere) {
   });
 }
 
+TEST_F(NcclCollectives, AreRefusedWhileACudaGraphIsCapturedAndGoOnAfterIt) {
+  const auto library = simulated_nccl();
+  std::latch have_begun(2), have_been_refused(2);
+  run_on_nccl(library, 2, 60s, [&](int rank) {
+    const Tensor t = number(rank), got = number(rank);
+    dist::all_reduce(t);
+    have_begun.arrive_and_wait();
+    library->set_capturing(true);
+    const Error errors[] = {error_of([&] { dist::all_reduce(t); }),
+                            error_of([&] { (void)dist::isend(t, 1 - rank); })};
+    for (const Error& error : errors) {
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("a CUDA graph is being captured"));
+    }
+    have_been_refused.arrive_and_wait();
+    library->set_capturing(false);
+    dist::all_reduce(t);
+    EXPECT_TRUE(at::equal(t.cpu(), at::full({100}, 6, at::kLong)));
+    const dist::Work sent = dist::isend(t, 1 - rank);
+    dist::recv(got, 1 - rank);
+    sent.wait();
+    EXPECT_TRUE(at::equal(got.cpu(), t.cpu()));
+  });
+}
+
 TEST_F(NcclCollectives, AHangIsTheGroupsFailureThatNamesTheCall) {
   const Promise<void> go;
   std::latch both(2);
@@ -281,7 +374,10 @@ TEST_F(NcclCollectives, AHangIsTheGroupsFailureThatNamesTheCall) {
         EXPECT_TRUE(eventually([&] { return group->failure().has_value(); }));
         const Error error = error_of([&] { dist::all_reduce(warm); });
         EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("call 2 of the default group"));
+        EXPECT_THAT(error.what(),
+                    ::testing::HasSubstr("all_reduce SUM of int64 [100], on a device, call 2 of "
+                                         "the default group on worker 'rank " +
+                                         std::to_string(rank)));
         EXPECT_THAT(error.what(), ::testing::HasSubstr("its device had not done it"));
         EXPECT_THAT(group->dump(), ::testing::HasSubstr("call 2: all_reduce SUM of int64 [100]"));
         both.arrive_and_wait();

@@ -4,12 +4,17 @@
 
 #include <ATen/ATen.h>
 
+#include <string>
 #include <vector>
 
 #include <farspan/c10d/group/collectives.h>
 #include <farspan/c10d/group/point_to_point.h>
+#include <farspan/c10d/group/tensor_block.h>
 
+#include "c10d/group/allowed_reductions.h"
 #include "conformance/collective_suite.h"
+#include "conformance/combinations.h"
+#include "conformance/expected.h"
 
 namespace farspan::testing {
 
@@ -202,6 +207,59 @@ inline Tensors results_of(const CollectivePlace& place, int rank) {
   note_odd_ones(results, place, rank);
   note_messages(results, place, rank);
   return results;
+}
+
+// By a table of the tests, and not by what the product says.
+inline bool nccl_reduces(dist::ReduceOp::Kind op, at::ScalarType type) {
+  using dist::ReduceOp;
+  const bool is_of_bits = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
+  const bool is_type = type != at::kShort && type != at::kUInt16 && type != at::kComplexHalf;
+  return is_type && !is_of_bits && !(op == ReduceOp::kProduct && c10::isComplexType(type));
+}
+
+// Elements that tell types and operations apart: unsigned ones wrap, so that the greatest would be
+// below zero as signed ones; of bools all ranks' are true, or some, or none.
+inline Tensor telling_input_of(int rank, int64_t count, at::ScalarType type) {
+  if (c10::isComplexType(type)) return input_of(rank, count, type);
+  const Tensor numbers = input_of(rank, count, at::kLong);
+  if (type != at::kBool) return numbers.to(type);
+  const Tensor last = at::arange(count, at::kLong) >= count / 2;
+  return (numbers > -2).logical_and(last);
+}
+
+// What NCCL has of each operation and type gives what it gives of the processor's tensors; the
+// others are refused by name.
+inline void expect_reductions_of_nccl(const CollectivePlace& place, int rank) {
+  constexpr int64_t kElements = 96;  // a multiple of the ranks
+  for (const at::ScalarType type : kTypes) {
+    for (const dist::ReduceOp::Kind op : kOps) {
+      const Tensor here = telling_input_of(rank, kElements, type), there = here.to(place.device);
+      const auto wire_type = dist::dtype_of(here);
+      if (!dist::testing::is_allowed(op, wire_type)) continue;
+      const std::string what =
+          std::string(dist::name_of(op)) + " of " + std::string(dist::name_of(wire_type));
+      const dist::ReduceOptions options = {.op = op_of(op, rank)};
+      if (!nccl_reduces(op, type)) {
+        const Error error = error_of([&] { dist::all_reduce(there, options); });
+        EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("NCCL has no " + what));
+        continue;
+      }
+      // The simulated devices multiply no other types by a factor.
+      const bool is_multiplied =
+          type == at::kFloat || type == at::kDouble || !place.device.is_privateuseone();
+      if (op == dist::ReduceOp::kPremulSum && !is_multiplied) continue;
+      const auto reduced_both_ways = [&](const Tensor& x) {
+        const Tensor part = at::empty({kElements / place.ranks}, x.options());
+        dist::reduce_scatter_tensor(part, x, options);
+        dist::all_reduce(x, options);
+        return Tensors{part.cpu(), x.cpu()};
+      };
+      const Tensors wanted = reduced_both_ways(here), got = reduced_both_ways(there);
+      EXPECT_TRUE(same(got[0], wanted[0])) << "reduce_scatter " << what;
+      EXPECT_TRUE(same(got[1], wanted[1])) << "all_reduce " << what;
+    }
+  }
 }
 
 }  // namespace farspan::testing

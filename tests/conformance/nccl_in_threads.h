@@ -28,8 +28,13 @@ inline void expect_idle_devices() {
   EXPECT_EQ(devices.events(), 0u);
 }
 
-inline void run_nccl(int ranks, Millis timeout, const Body& body) {
-  const auto library = dist::nccl::make_simulated_library(registered_accelerator()->devices);
+inline std::shared_ptr<dist::nccl::SimulatedLibrary> simulated_nccl() {
+  return dist::nccl::make_simulated_library(registered_accelerator()->devices);
+}
+
+// Of one library, which the ranks share.
+inline void run_on_nccl(const std::shared_ptr<dist::nccl::SimulatedLibrary>& library, int ranks,
+                        Millis timeout, const Body& body) {
   const auto store = std::make_shared<dist::HashStore>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -45,6 +50,9 @@ inline void run_nccl(int ranks, Millis timeout, const Body& body) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_TRUE(eventually([&] { return library->communicators() == 0; }));
   EXPECT_THAT(library->faults(), ::testing::IsEmpty());
+}
+inline void run_nccl(int ranks, Millis timeout, const Body& body) {
+  run_on_nccl(simulated_nccl(), ranks, timeout, body);
 }
 
 }  // namespace farspan::testing

@@ -16,6 +16,13 @@ std::atomic<int64_t> touched{0};
 void touch() { ++touched; }
 int64_t touches() { return touched; }
 bool grad_mode() { return c10::GradMode::is_enabled(); }
+// As it was, and has been left before in this thread.
+std::pair<bool, bool> grad_mode_which_is_left_off() {
+  thread_local bool is_left_off = false;
+  const bool was_enabled = grad_mode();
+  c10::GradMode::set_enabled(false);
+  return {was_enabled, std::exchange(is_left_off, true)};
+}
 int64_t overloaded(int64_t x) { return x + 1; }
 std::string overloaded(const std::string& x) { return x + "1"; }
 template <class T>
@@ -75,9 +82,9 @@ struct Derived : Base {
 };
 std::shared_ptr<Derived> make_derived(int64_t start) { return std::make_shared<Derived>(start); }
 
-FARSPAN_REGISTER(touch, touches, grad_mode, ask, ask_to_fail, fail_with, fail_oddly, fail_in_torch,
-                 fail_with_code, pass_on_failure, never_delivered, remaining, remaining_beyond,
-                 make_derived, ask_gate, in_flight);
+FARSPAN_REGISTER(touch, touches, grad_mode, grad_mode_which_is_left_off, ask, ask_to_fail,
+                 fail_with, fail_oddly, fail_in_torch, fail_with_code, pass_on_failure,
+                 never_delivered, remaining, remaining_beyond, make_derived, ask_gate, in_flight);
 FARSPAN_REGISTER_AS("overloaded.int", static_cast<int64_t (*)(int64_t)>(overloaded));
 FARSPAN_REGISTER_AS("overloaded.text",
                     static_cast<std::string (*)(const std::string&)>(overloaded));
@@ -224,6 +231,13 @@ TEST_P(RpcSuite, ManyFuturesAreWaitedForTogether) {
 
 TEST_P(RpcSuite, NothingOfTheCallersThreadShows) {
   start();
+  int again = 0;
+  for (int call = 0; call < 50; ++call) {
+    const auto [was_enabled, left_off] = w0().rpc_sync("w1", grad_mode_which_is_left_off);
+    ASSERT_TRUE(was_enabled) << "call " << call;
+    again += left_off;
+  }
+  EXPECT_GT(again, 0) << "no thread has served two calls";
   const c10::AutoGradMode no_grad(false);
   EXPECT_TRUE(w0().rpc_sync("w1", grad_mode));
   EXPECT_TRUE(w0().rpc_sync("w0", grad_mode));

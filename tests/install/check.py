@@ -2,7 +2,7 @@
 
 One of them is the program that README.md begins with, with README.md's CMakeLists.txt; it must print
 what README.md says. Also: whatever an installed header or an example includes of farspan must be
-installed.
+installed; who does not link farspan::cuda needs nothing of CUDA's.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import tempfile
 
 README = re.compile(r"```cpp\n(?P<program>.*?)```.*?\$ build/program\n(?P<output>.*?)```"
                     r".*?```cmake\n(?P<project>.*?)```", re.DOTALL)
+NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
+OF_CUDA = re.compile("cuda|nccl")
 INCLUDE = re.compile(r"^\s*#\s*include\s+<(farspan/[^>]+)>", re.MULTILINE)
 
 
@@ -23,6 +25,11 @@ def run(*command):
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}exit status {done.returncode}")
     return done.stdout
+
+
+def needed_by(program):
+    """The libraries that it names itself. (LibTorch's core brings some of CUDA's with a CUDA wheel.)"""
+    return NEEDED.findall(run("readelf", "--dynamic", program))
 
 
 def missing_headers(installed, readers):
@@ -39,6 +46,7 @@ def main():
     parser.add_argument("--source", required=True, type=pathlib.Path)
     parser.add_argument("--compiler", required=True)
     parser.add_argument("--libtorch", required=True)
+    parser.add_argument("--cuda", help="the toolkit that it was built with")
     ask = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         installed = pathlib.Path(folder) / "moved"
@@ -52,9 +60,17 @@ def main():
         settings = ["-G", "Ninja", f"-DCMAKE_PREFIX_PATH={installed}", f"-DLIBTORCH_ROOT={ask.libtorch}",
                     f"-DCMAKE_CXX_COMPILER={ask.compiler}", "-DCMAKE_BUILD_TYPE=Release"]
         consumer = ask.source / "tests/install/consumer"
-        run(ask.cmake, "-S", consumer, "-B", f"{folder}/build", *settings)
+        run(ask.cmake, "-S", consumer, "-B", f"{folder}/build", *settings,
+            *([f"-DCUDA_HOME={ask.cuda}"] if ask.cuda else []))
         run(ask.cmake, "--build", f"{folder}/build")
         print(run(f"{folder}/build/consumer"))
+        of_cuda = {library for library in needed_by(f"{folder}/build/consumer") if OF_CUDA.search(library)}
+        if of_cuda:
+            sys.exit(f"without farspan::cuda a program needs {of_cuda}")
+        if ask.cuda:
+            run(f"{folder}/build/consumer_on_gpus")
+            if not any(map(OF_CUDA.search, needed_by(f"{folder}/build/consumer_on_gpus"))):
+                sys.exit("with farspan::cuda a program needs nothing of CUDA's")
         readme = README.search((ask.source / "README.md").read_text())
         project = pathlib.Path(folder, "readme")
         project.mkdir()

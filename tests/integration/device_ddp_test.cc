@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 
 #include "conformance/nccl_in_threads.h"
 #include "conformance/ranks_in_threads.h"
+#include "support/eventually.h"
 #include "support/simulated_accelerator.h"
 
 namespace farspan::testing {
@@ -150,6 +152,60 @@ TEST_P(DeviceDdp, TrainsWhatOneRankLeavesOut) {
 // The gradients of a bucket come on several streams: the sum waits for all of them.
 TEST_P(DeviceDdp, TrainsWhatIsComputedOnManyStreams) {
   for (int time = 0; time < 5; ++time) train({}, false, time % 2 == 0, true);
+}
+
+TEST_P(DeviceDdp, IsReducedWhileBackwardGoesOn) {
+  on_each(kRanks, [](int rank) {
+    const at::Device device = simulated(rank);
+    const OnAnotherStream stream(device);
+    const auto net = std::make_shared<Net>(rank, device);
+    dist::DistributedDataParallel<Net> ddp(net, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    const auto step = [&] {
+      net->zero_grad();
+      const Tensor y = ddp.forward(input_of_step(rank, 0, device), true);
+      y.backward(y.detach());
+    };
+    for (int i = 0; i < 2; ++i) step();  // in one bucket, then in one for each parameter
+    ASSERT_EQ(ddp.statistics().bucket_bytes.size(), 5u);
+    const uint64_t last = ddp.group()->history().back().id;
+    const auto reduced = [&] {
+      const auto records = ddp.group()->history();
+      return std::ranges::count_if(records, [&](const dist::OperationRecord& record) {
+        return record.id > last && record.signature.op == dist::Op::kAllReduce &&
+               record.state == dist::OperationRecord::State::kDone;
+      });
+    };
+    // Backward goes on to the first layer's gradient, the last to come, when the devices have
+    // reduced those of the others.
+    net->weights[0].register_hook(
+        [&](const Tensor&) { EXPECT_TRUE(eventually([&] { return reduced() == 4; })); });
+    step();
+    EXPECT_TRUE(eventually([&] { return reduced() == 5; }));
+  });
+}
+
+TEST_P(DeviceDdp, GradientsLieInTheirBucketUnlessSaidOtherwise) {
+  on_each(kRanks, [](int rank) {
+    const at::Device device = simulated(rank);
+    const OnAnotherStream stream(device);
+    for (const bool views : {true, false}) {
+      dist::DdpOptions options;
+      if (!views) options.gradient_as_bucket_view = false;
+      const auto net = std::make_shared<Net>(rank, device);
+      dist::DistributedDataParallel<Net> ddp(net, options);
+      Tensor bucket;
+      ddp.register_comm_hook([&bucket](dist::GradBucket& one) {
+        bucket = one.buffer();
+        return dist::all_reduce_hook(one);
+      });
+      const Tensor y = ddp.forward(input_of_step(rank, 0, device), true);
+      y.backward(y.detach());
+      for (const Tensor& parameter : net->parameters()) {
+        EXPECT_EQ(parameter.grad().device(), device);
+        EXPECT_EQ(parameter.grad().is_alias_of(bucket), views);
+      }
+    }
+  });
 }
 
 TEST_P(DeviceDdp, RefusesAModuleOnTwoDevices) {

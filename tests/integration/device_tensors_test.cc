@@ -3,14 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <farspan/c10d/base/log.h>
 #include <farspan/rpc/rpc.h>
 
 #include "integration/device_workers.h"
@@ -27,6 +32,7 @@ using device::cpu;
 using device::cuda;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Tensor same(const Tensor& x) { return x; }
@@ -45,6 +51,13 @@ Tensor keep(const Tensor& x) {
 void overwrite_kept(const Tensor& by) {
   for (Tensor& one : kept_here()) one.copy_(by);
 }
+// Of calls of w1's own, to w0.
+int64_t device_at_w0(int64_t device) { return rpc_sync(0, device_of, on_device(device, 3)); }
+std::string why_not_from_w0(int64_t device) {
+  return error_of([&] { rpc_sync(0, on_device, device, 3); }).what();
+}
+FARSPAN_REGISTER_AS("device.device_at_w0", device_at_w0);
+FARSPAN_REGISTER_AS("device.why_not_from_w0", why_not_from_w0);
 FARSPAN_REGISTER_AS("device.same", same);
 FARSPAN_REGISTER_AS("device.copied", copied);
 FARSPAN_REGISTER_AS("device.device_of", device_of);
@@ -128,7 +141,7 @@ TEST_P(DeviceMaps, AreFollowedAndTheirInverses) {
   EXPECT_EQ(back.device(), simulated(0));
   EXPECT_TRUE(is(back, numbers(3)));
   EXPECT_EQ(w0().rpc_sync(1, on_device, 0, 5).device(), simulated(1));
-  EXPECT_EQ(w1().rpc_sync(0, device_of, x), 0) << "a map of the other's own";
+  EXPECT_EQ(w0().rpc_sync(1, device_at_w0, 0), 0) << "a map of the other's own";
 }
 
 TEST_P(DeviceMaps, MayNameTheCpu) {
@@ -229,6 +242,58 @@ FARSPAN_REGISTER_AS("device.bytes_of_devices", bytes_of_devices);
 FARSPAN_REGISTER_AS("device.let_memory_be_opened", let_memory_be_opened);
 FARSPAN_REGISTER_AS("device.way_back", way_back);
 
+// What this process logs of devices, for a block.
+class LoggedWays {
+ public:
+  LoggedWays() {
+    set_log_level(LogLevel::kInfo);
+    set_log_sink([log = log_](LogLevel, std::string_view room, std::string_view text) {
+      if (room != "device") return;
+      const std::lock_guard lock(log->mutex);
+      log->lines.emplace_back(text);
+    });
+  }
+  ~LoggedWays() {
+    set_log_sink(nullptr);
+    set_log_level(LogLevel::kWarning);
+  }
+  LoggedWays(const LoggedWays&) = delete;
+  LoggedWays& operator=(const LoggedWays&) = delete;
+
+  std::vector<std::string> to_w1() const {
+    std::vector<std::string> some;
+    const std::lock_guard lock(log_->mutex);
+    for (const std::string& line : log_->lines) {
+      if (line.find("worker 'w1'") != std::string::npos) some.push_back(line);
+    }
+    return some;
+  }
+
+ private:
+  struct Log {  // the sink may outlive this, in a thread that has yet to end
+    std::mutex mutex;
+    std::vector<std::string> lines;
+  };
+  const std::shared_ptr<Log> log_ = std::make_shared<Log>();
+};
+
+// The line of tensors that arrive on the device of the same number.
+std::string line_of(int device, const std::string& way) {
+  const std::string place = "cuda:" + std::to_string(device);
+  return "tensors go from " + place + " to " + place + " of worker 'w1'" + way;
+}
+
+TEST_P(DeviceTensors, SayInTheLogOnceHowTheyGo) {
+  const LoggedWays log;
+  for (int round = 0; round < 3; ++round) {
+    for (const int device : {0, 1}) w0().rpc_sync(1, take, numbers(1).to(simulated(device)));
+  }
+  const std::string way = GetParam().reach == DeviceRoom::Reach::kByHost
+                              ? " through the processor's memory: another host"
+                              : ", from device to device";
+  EXPECT_THAT(log.to_w1(), ElementsAre(line_of(0, way), line_of(1, way)));
+}
+
 TEST_P(DeviceTensors, SayHowTheyGo) {
   EXPECT_EQ(way_of(w0(), 0).why_not_direct, "not known");
   const Tensor x = numbers(1).to(simulated(0)), y = numbers(1).to(simulated(1));
@@ -296,6 +361,7 @@ TEST_P(DevicesByName, GoAnotherWayOnceMemoryCannotBeOpenedAnyMore) {
     for (int round = 0; round < 10; ++round) EXPECT_TRUE(exchange(device, round));
   };
   const auto said = HasSubstr("what had gone well does not any more: memory of other processes");
+  const LoggedWays log;
   for (const int device : {0, 1}) EXPECT_TRUE(exchange(device, device));
   EXPECT_EQ(w0().rpc_sync(1, way_back), "");
   {
@@ -310,10 +376,12 @@ TEST_P(DevicesByName, GoAnotherWayOnceMemoryCannotBeOpenedAnyMore) {
   }
   EXPECT_TRUE(way_of(w0(), 0).is_direct);
   EXPECT_THAT(way_of(w0(), 1).why_not_direct, said);
+  const std::string direct = ", from device to device";
+  EXPECT_THAT(log.to_w1(), ElementsAre(line_of(0, direct), line_of(1, direct), said)) << "once";
 }
 
 TEST_P(DevicesByName, AreErrorsOnceMemoryCannotBeOpenedWhereTheyMustGoStraight) {
-  start_processes(DeviceToDevice::kRequired);
+  start_processes({.workers = 2, .device_to_device = DeviceToDevice::kRequired});
   const Tensor x = numbers(1).to(simulated(0)), y = numbers(2).to(simulated(0));
   w0().rpc_sync(1, take, x);
   const Unopened arguments(w0(), 1);
@@ -322,6 +390,34 @@ TEST_P(DevicesByName, AreErrorsOnceMemoryCannotBeOpenedWhereTheyMustGoStraight) 
     EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
     EXPECT_THAT(error.what(), HasSubstr(why));
   }
+}
+
+// More than there is room for, of copies of what others cannot open.
+Tensor too_many_bytes() { return at::zeros({(64 << 20) + 1}, at::kByte).to(simulated(0)); }
+
+TEST_P(DevicesByName, ThatOthersCannotOpenAreCopiedFirstOrGoThroughTheProcessorAndCounted) {
+  const InUnnamedMemory unnamed;
+  const LoggedWays log;
+  const Tensor few = numbers(1).to(simulated(0)), many = too_many_bytes();
+  EXPECT_TRUE(is(w0().rpc_sync(1, copied, few), numbers(1)));
+  for (int round = 0; round < 2; ++round) w0().rpc_sync(1, take, many);
+  const DeviceRoute way = way_of(w0(), 0);
+  EXPECT_TRUE(way.is_direct);
+  EXPECT_EQ(way.bytes_staged, few.nbytes());
+  EXPECT_EQ(way.bytes_not_staged, 2 * many.nbytes());
+  EXPECT_THAT(log.to_w1(),
+              ElementsAre(line_of(0, ", from device to device"), HasSubstr("expandable_segments")));
+}
+
+TEST_P(DevicesByName, ThatOthersCannotOpenAreErrorsWhereTheyMustGoStraight) {
+  start_processes({.workers = 2, .device_to_device = DeviceToDevice::kRequired});
+  const InUnnamedMemory unnamed;
+  w0().rpc_sync(1, take, numbers(1).to(simulated(0)));
+  const Tensor many = too_many_bytes();
+  const Error error = error_of([&] { w0().rpc_sync(1, take, many); });
+  EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
+  EXPECT_THAT(error.what(), AllOf(HasSubstr(std::to_string(many.nbytes()) + " bytes"),
+                                  HasSubstr("expandable_segments")));
 }
 
 TEST_P(DevicesByName, AreTriedWithoutTheStreamsOfOthers) {
@@ -342,6 +438,31 @@ TEST_P(DevicesByName, AreTriedOnceByManyThreads) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(w0().routes().at(0).devices.size(), 1u);
+}
+
+// With a device less than w0, which has three.
+ClusterOptions where_w1_has_two(DeviceRecord::Maps maps) {
+  return {.workers = 2, .device_maps = std::move(maps), .environment = {{kDevicesVariable, "2"}}};
+}
+
+TEST_P(DevicesByName, ThatTheOtherWorkerLacksNeedAnEntryWhichTheErrorNames) {
+  start_processes(where_w1_has_two({}));
+  EXPECT_EQ(w0().rpc_sync(1, device_of, numbers(3).to(simulated(1))), 1);
+  const auto names_w1 = AllOf(HasSubstr("worker 'w1'"), HasSubstr("set("));
+  const Tensor x = numbers(3).to(simulated(2));
+  const Error error = error_of([&] { w0().rpc_sync(1, take, x); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_THAT(error.what(), names_w1);
+  EXPECT_THAT(w0().rpc_sync(1, why_not_from_w0, 2), names_w1) << "of what it asks w0 for";
+}
+
+TEST_P(DevicesByName, ThatTheOtherWorkerLacksArriveWhereTheMapSays) {
+  start_processes(where_w1_has_two({{"w1", {{cuda(2), cuda(0)}}}}));
+  const Tensor x = numbers(3).to(simulated(2));
+  EXPECT_EQ(w0().rpc_sync(1, device_of, x), 0);
+  const Tensor back = w0().rpc_sync(1, copied, x);
+  EXPECT_EQ(back.device(), simulated(2));
+  EXPECT_TRUE(is(back, numbers(3)));
 }
 
 // What a worker says of itself decides, and so does what it asks for.
@@ -384,27 +505,48 @@ TEST_P(DeviceWays, ThatAreMappedToTheProcessorAreNoErrors) {
 
 class LostDeviceWorkers : public DeviceTensors {};
 
-// Whichever of the two has memory of the other's open, or lends it its own.
-TEST_P(LostDeviceWorkers, LeaveNothingBehindWhenTheyAreKilledAtAnyMoment) {
-  std::minstd_rand random(5);
-  for (int round = 0; round < repetitions(10); ++round) {
-    if (round > 0) start_processes();
-    std::vector<std::thread> threads;
-    for (int thread = 0; thread < 3; ++thread) {
-      threads.emplace_back([&, thread] {
+// Three threads, which call a worker until they notice that it is lost.
+class Callers {
+ public:
+  Callers(Worker& w0, int rank) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads_.emplace_back([this, &w0, rank, thread] {
         const Tensor x = numbers(thread, 50'000).to(simulated(thread % 2));
         try {
-          for (;;) w0().rpc_sync(1, copied, x);
+          for (;; ++calls_) w0.rpc_sync(rank, copied, x);
         } catch (const Error& error) {
           // The answer may have come, and its memory be gone.
           EXPECT_THAT(error.code(), AnyOf(Code::kDisconnected, Code::kUnavailable)) << error.what();
         }
       });
     }
+  }
+  ~Callers() { join(); }
+  Callers(const Callers&) = delete;
+  Callers& operator=(const Callers&) = delete;
+
+  static constexpr int kThreads = 3;
+  int calls() const { return calls_; }
+  void join() {
+    for (auto& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+ private:
+  std::atomic<int> calls_{0};
+  std::vector<std::thread> threads_;
+};
+
+// Whichever of the two has memory of the other's open, or lends it its own.
+TEST_P(LostDeviceWorkers, LeaveNothingBehindWhenTheyAreKilledAtAnyMoment) {
+  std::minstd_rand random(5);
+  for (int round = 0; round < repetitions(10); ++round) {
+    if (round > 0) start_processes();
+    Callers callers(w0(), 1);
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
     lose_w1();
     const TimePoint lost = Clock::now();
-    for (auto& thread : threads) thread.join();
+    callers.join();
     device::SimulatedDevices& devices = simulated_accelerator();
     EXPECT_TRUE(eventually([&] {
       settle_simulated_devices();
@@ -416,6 +558,24 @@ TEST_P(LostDeviceWorkers, LeaveNothingBehindWhenTheyAreKilledAtAnyMoment) {
   }
 }
 
+TEST_P(LostDeviceWorkers, LeaveTheirEventsToTheNextCallsOfWhoIsLeft) {
+  start_processes({.workers = 4});
+  auto& room = dynamic_cast<DeviceRoom&>(*w0().device_carrier());
+  const device::SimulatedDevices& devices = simulated_accelerator();
+  for (const int rank : {1, 2, 3}) {
+    Callers callers(w0(), rank);
+    EXPECT_TRUE(eventually([&] { return callers.calls() > 50; }, 30s));
+    lose(rank);
+    callers.join();
+    EXPECT_TRUE(eventually([&] {
+      settle_simulated_devices();
+      return room.exports().kept() == 0 && devices.events() == room.exports().events();
+    })) << devices.events()
+        << " events, " << room.exports().kept() << " exports";
+    EXPECT_LE(room.exports().events(), size_t{Callers::kThreads}) << "one for each that lends";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EachWay, DevicesByName, ::testing::Values(kByName), name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceWays, ::testing::Values(kSameProcess, kByHost),
                          name_of_way);
@@ -424,7 +584,7 @@ INSTANTIATE_TEST_SUITE_P(EachWay, DeviceTensors, ::testing::Values(kSameProcess,
                          name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, LentDeviceTensors, ::testing::Values(kSameProcess, kByName),
                          name_of_way);
-INSTANTIATE_TEST_SUITE_P(EachWay, DeviceMaps, ::testing::Values(kSameProcess, kByHost),
+INSTANTIATE_TEST_SUITE_P(EachWay, DeviceMaps, ::testing::Values(kSameProcess, kByName, kByHost),
                          name_of_way);
 
 }  // namespace

@@ -337,8 +337,8 @@ INSTANTIATE_TEST_SUITE_P(EachWay, DeviceFutures, ::testing::Values(kSameProcess,
                          name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceGradients,
                          ::testing::Values(kSameProcess, kByName, kByHost), name_of_way);
-INSTANTIATE_TEST_SUITE_P(EachWay, MappedDeviceGradients, ::testing::Values(kSameProcess, kByHost),
-                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, MappedDeviceGradients,
+                         ::testing::Values(kSameProcess, kByName, kByHost), name_of_way);
 
 }  // namespace
 }  // namespace farspan::testing

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -28,17 +29,19 @@ std::vector<std::string> wrong_here() {
   settle_simulated_devices();
   const device::SimulatedDevices& devices = simulated_accelerator();
   std::vector<std::string> wrong = devices.faults();
-  const auto expect_none = [&](const char* of, size_t count) {
-    if (count > 0) wrong.push_back(std::to_string(count) + " " + of);
-  };
-  expect_none("bytes on 0", devices.allocated(0));
-  expect_none("bytes on 1", devices.allocated(1));
+  for (int device = 0; device < devices.count(); ++device) {
+    const size_t bytes = devices.allocated(device);
+    if (bytes == 0) continue;
+    wrong.push_back(std::to_string(bytes) + " bytes on " + std::to_string(device));
+  }
   return wrong;
 }
 FARSPAN_REGISTER_AS("device.wrong_here", wrong_here);
 
 int be_worker_with_devices() {
-  simulated_accelerator({.seed = 2, .most_late = Micros(500)});
+  const char* const devices = std::getenv(kDevicesVariable);
+  simulated_accelerator({.seed = 2, .most_late = Micros(500)},
+                        devices ? std::atoi(devices) : kSimulatedDevices);
   return be_worker();
 }
 
@@ -89,6 +92,11 @@ void DeviceWorkers::end_workers() {
 
 void DeviceWorkers::use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1, DeviceToDevice by_w0,
                         DeviceToDevice by_w1) {
+  if (GetParam().reach == DeviceRoom::Reach::kByName) {
+    EXPECT_TRUE(of_w1.empty() && by_w1 == DeviceToDevice::kAllowed);
+    return start_processes(
+        {.workers = 2, .device_to_device = by_w0, .device_maps = std::move(of_w0)});
+  }
   end_workers();
   workers_ =
       std::make_unique<Workers>(WorkersOptions{.transport = "unix", .settings = {}, .reactor = {}});
@@ -107,17 +115,17 @@ void DeviceWorkers::use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1, Devi
   }
 }
 
-void DeviceWorkers::start_processes(DeviceToDevice by_w0) {
+void DeviceWorkers::start_processes(const ClusterOptions& options) {
   processes_.reset();
   EXPECT_EQ(simulated_accelerator().events(), 0u) << "of workers that have ended";
-  processes_ = in_processes("shm").make({.workers = 2, .device_to_device = by_w0});
+  processes_ = in_processes("shm").make(options);
   lost_ = false;
 }
 
 void DeviceWorkers::lose_w1() {
   lost_ = true;
   if (processes_) {
-    processes_->kill(1);
+    lose(1);
   } else {
     w1().shutdown(false);
   }

@@ -27,6 +27,9 @@ inline constexpr Way kByHost{"ByHost", DeviceRoom::Reach::kByHost};
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 inline const auto name_of_way = [](const auto& way) { return std::string(way.param.name); };
 
+// In the environment of a process that is to have fewer devices than the others: how many.
+inline constexpr char kDevicesVariable[] = "TEST_DEVICES";
+
 // What functions keep in this process, until the test ends.
 //
 // Threading: any thread.
@@ -39,15 +42,17 @@ class DeviceWorkers : public ::testing::TestWithParam<Way> {
   DeviceWorkers();
   ~DeviceWorkers() override;
 
-  // Workers of this process with these maps; what they tell of themselves decides about the way.
+  // Both anew, with these maps; what they tell of themselves decides about the way. In processes w1
+  // has no maps, and allows all.
   void use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1,
            DeviceToDevice by_w0 = DeviceToDevice::kAllowed,
            DeviceToDevice by_w1 = DeviceToDevice::kAllowed);
   Worker& w0() { return processes_ ? processes_->driver() : (*workers_)[0]; }
   Worker& w1() { return (*workers_)[1]; }
   void lose_w1();
-  // Both anew, in two processes.
-  void start_processes(DeviceToDevice by_w0 = DeviceToDevice::kAllowed);
+  // All anew, each in a process.
+  void start_processes(const ClusterOptions& options = {.workers = 2});
+  void lose(int rank) { processes_->kill(rank); }
 
  private:
   void end_workers();

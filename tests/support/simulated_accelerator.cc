@@ -33,7 +33,8 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 
 constexpr DeviceType kType = DeviceType::PrivateUse1;
-constexpr int kDevices = 3;
+constexpr int kDevices = kSimulatedDevices;  // at most
+thread_local bool allocates_unnamed = false;
 constexpr int kStreams = 9;  // of each device: the default one, and a pool
 
 std::shared_ptr<device::SimulatedDevices>& shared_devices() {
@@ -69,7 +70,9 @@ class StreamOrderedAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     const DeviceIndex device = current_device;
-    void* const memory = bytes == 0 ? nullptr : devices().allocate(device, bytes);
+    void* const memory = bytes == 0          ? nullptr
+                         : allocates_unnamed ? devices().allocate_unnamed(device, bytes)
+                                             : devices().allocate(device, bytes);
     if (memory) use(memory, device, current_streams[static_cast<size_t>(device)]);
     return {memory, memory, [](void* gone) { one().let_go(gone); }, c10::Device(kType, device)};
   }
@@ -138,7 +141,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
   }
-  DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  DeviceIndex deviceCount() const noexcept override {
+    return static_cast<DeviceIndex>(shared_devices() ? devices().count() : kDevices);
+  }
 
   static DeviceIndex index_of(c10::Device device) {
     return device.has_index() ? device.index() : current_device;
@@ -323,11 +328,16 @@ at::Tensor& set_storage(at::Tensor& to, at::Storage storage, int64_t offset, at:
   return to;
 }
 
+std::atomic<uint64_t> pinned_memory_requests{0};
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(at::kCPU); }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    ++pinned_memory_requests;
+    return c10::GetAllocator(at::kCPU);
+  }
 };
 
 }  // namespace
@@ -348,10 +358,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
-device::SimulatedDevices& simulated_accelerator(device::SimulationOptions options) {
+device::SimulatedDevices& simulated_accelerator(device::SimulationOptions options, int count) {
   static std::once_flag once;
   std::call_once(once, [&] {
-    options.devices = kDevices;
+    options.devices = count;
     shared_devices() = device::make_simulated_devices(options);
     c10::register_privateuse1_backend("simulated");  // an accelerator, also for LibTorch's Nodes
     at::RegisterPrivateUse1HooksInterface(new Hooks);
@@ -366,13 +376,18 @@ void hold_up_current_stream(at::Device device, Future<void> until) {
 }
 
 void settle_simulated_devices() {
-  for (DeviceIndex device = 0; device < kDevices; ++device) {
+  for (DeviceIndex device = 0; device < devices().count(); ++device) {
     for (int number = 0; number < kStreams; ++number) {
       devices().synchronize(stream_of(device, number), Deadline::never());
     }
   }
   StreamOrderedAllocator::one().settle();
 }
+
+uint64_t requests_of_pinned_memory() { return pinned_memory_requests; }
+
+InUnnamedMemory::InUnnamedMemory() { allocates_unnamed = true; }
+InUnnamedMemory::~InUnnamedMemory() { allocates_unnamed = false; }
 
 OnAnotherStream::OnAnotherStream(at::Device device)
     : before_([&] {

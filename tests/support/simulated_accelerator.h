@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 
 #include <farspan/c10d/base/future.h>
@@ -11,9 +12,12 @@
 
 namespace farspan::testing {
 
+inline constexpr int kSimulatedDevices = 3;
+
 // The process's; made, and registered as its accelerator, when this is first called.
-//   options  of the first call
-device::SimulatedDevices& simulated_accelerator(device::SimulationOptions options = {});
+//   options, count  of the first call: so many devices, whatever the options say; some or all
+device::SimulatedDevices& simulated_accelerator(device::SimulationOptions options = {},
+                                                int count = kSimulatedDevices);
 
 inline at::Device simulated(int device) {
   return {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)};
@@ -24,6 +28,18 @@ void hold_up_current_stream(at::Device device, Future<void> until);
 
 // Waits until every stream is done, and all memory that tensors have let go of is released.
 void settle_simulated_devices();
+
+// How often LibTorch has asked for pinned memory, which is ordinary memory here.
+uint64_t requests_of_pinned_memory();
+
+// What the thread allocates meanwhile is memory that other processes cannot open.
+class InUnnamedMemory {
+ public:
+  InUnnamedMemory();
+  ~InUnnamedMemory();
+  InUnnamedMemory(const InUnnamedMemory&) = delete;
+  InUnnamedMemory& operator=(const InUnnamedMemory&) = delete;
+};
 
 // Makes another stream of a pool current, for a block.
 class OnAnotherStream {

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -22,6 +23,27 @@ void wait_for(device::Devices& devices, device::Stream stream) noexcept {
   }
 }
 
+// NCCL may take its time, or for ever.
+//   then  called when it is done, where there is a thread for it; what it holds stays until then
+void abort_apart(const std::shared_ptr<Library>& library, Comm comm, int device,
+                 const std::function<void()>& then) noexcept {
+  try {
+    std::thread([library, comm, device, then] {
+      pthread_setname_np(pthread_self(), "farspan-abort");
+      try {
+        library->devices()->enter(device);
+      } catch (const Error&) {  // a device that has failed
+      }
+      library->abort(comm);
+      if (then) then();
+    }).detach();
+  } catch (const std::system_error& error) {
+    log(LogLevel::kWarning, "c10d/nccl",
+        std::string("no thread to abort a communicator, which stays: ") + error.what());
+    new std::function<void()>(then);  // as what uses it does
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::make(std::shared_ptr<Library> library, const Spec& spec,
@@ -31,7 +53,7 @@ std::shared_ptr<Communicator> Communicator::make(std::shared_ptr<Library> librar
   try {
     made.reset(new Communicator(library, comm, spec.device));
   } catch (...) {
-    library->abort(comm);
+    nccl::abort_apart(library, comm, spec.device, nullptr);
     throw;
   }
   try {
@@ -74,22 +96,14 @@ void Communicator::check() {
 
 void Communicator::abort(std::shared_ptr<const void> memory) noexcept {
   State before = State::kOpen;
-  if (!state_.compare_exchange_strong(before, State::kAborted)) return;
-  try {
-    std::thread([self = shared_from_this(), memory] {
-      pthread_setname_np(pthread_self(), "farspan-abort");
-      try {
-        self->library_->devices()->enter(self->stream_.device);
-      } catch (const Error&) {  // a device that has failed
-      }
-      self->library_->abort(self->comm_);
-      if (memory) wait_for(*self->library_->devices(), self->stream_);
-    }).detach();
-  } catch (const std::system_error& error) {
-    log(LogLevel::kWarning, "c10d/nccl",
-        std::string("no thread to abort a communicator, which stays: ") + error.what());
-    new std::shared_ptr<const void>(std::move(memory));  // as what uses it does
-  }
+  if (state_.compare_exchange_strong(before, State::kAborted)) abort_apart(std::move(memory));
+}
+
+void Communicator::abort_apart(std::shared_ptr<const void> memory) noexcept {
+  const auto self = shared_from_this();
+  nccl::abort_apart(library_, comm_, stream_.device, [self, memory = std::move(memory)] {
+    if (memory) wait_for(*self->library_->devices(), self->stream_);
+  });
 }
 
 void hold_until_done(std::shared_ptr<device::Devices> devices, device::Stream stream,
@@ -106,7 +120,8 @@ void hold_until_done(std::shared_ptr<device::Devices> devices, device::Stream st
 
 void Communicator::end() noexcept {
   State before = State::kOpen;
-  if (state_.compare_exchange_strong(before, State::kEnded)) library_->end(comm_);
+  if (!state_.compare_exchange_strong(before, State::kEnded)) return;
+  if (!library_->end(comm_)) abort_apart(nullptr);
 }
 
 }  // namespace farspan::dist::nccl

@@ -64,13 +64,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // for ever, in a thread of its own.
   //   memory  held until the stream has done all that it has been given
   void abort(std::shared_ptr<const void> memory = nullptr) noexcept;
-  // For when nothing is under way. Blocks for a moment.
+  // For when nothing is under way. Blocks for a moment; what does not end by then is aborted, as
+  // above.
   void end() noexcept;
 
  private:
   enum class State { kOpen, kAborted, kEnded };
   Communicator(std::shared_ptr<Library> library, Comm comm, int device);
   void follow(device::Stream later, device::Stream earlier);
+  void abort_apart(std::shared_ptr<const void> memory) noexcept;
 
   const std::shared_ptr<Library> library_;
   const Comm comm_;

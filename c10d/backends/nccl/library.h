@@ -45,8 +45,9 @@ class Library {
   virtual State state(Comm comm) = 0;
   // Ends what is under way, and the communicator. May block for long.
   virtual void abort(Comm comm) noexcept = 0;
-  // The same when nothing is under way.
-  virtual void end(Comm comm) noexcept = 0;
+  // The same when nothing is under way; in some seconds at most.
+  //   returns  false: it does not end, and needs abort()
+  virtual bool end(Comm comm) noexcept = 0;
 
   // Whether a graph of this stream is being captured.
   virtual bool is_captured(device::Stream stream) = 0;

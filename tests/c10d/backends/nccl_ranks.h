@@ -18,6 +18,7 @@
 
 #include "c10d/backends/cpu_job.h"
 #include "support/eventually.h"
+#include "support/seeded_random.h"
 
 namespace farspan::dist::nccl {
 
@@ -154,7 +155,9 @@ class NcclRanks : public ::testing::Test {
   }
 
   const std::shared_ptr<device::SimulatedDevices> devices =
-      device::make_simulated_devices({.devices = kRanks, .most_late = Micros(300)});
+      device::make_simulated_devices({.devices = kRanks,
+                                      .seed = farspan::testing::seed_of_run("devices' delays"),
+                                      .most_late = Micros(300)});
   const std::shared_ptr<SimulatedLibrary> library = make_simulated_library(devices);
   std::vector<Rank> ranks;
 };

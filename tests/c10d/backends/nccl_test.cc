@@ -354,6 +354,18 @@ TEST_F(NcclTest, DoesNotWaitForAnAbort) {
   });
 }
 
+TEST_F(NcclTest, WhoLeavesDoesNotWaitForTheAbortOfWhatDoesNotEnd) {
+  warm_up();
+  Held aborts;
+  library->hold_aborts(aborts.until());
+  library->let_ends_fail();
+  const size_t there = library->communicators();
+  on_each([](Rank& rank) { rank.backend->leave(); });
+  EXPECT_EQ(library->communicators(), there);
+  aborts.go();
+  EXPECT_TRUE(farspan::testing::eventually([&] { return library->aborted() == there; }));
+}
+
 TEST_F(NcclTest, RefusesWhatWouldCostTheGroupBeforeOthersHearOfIt) {
   warm_up();
   on_each([](Rank& rank) {

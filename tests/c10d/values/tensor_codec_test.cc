@@ -148,6 +148,18 @@ TEST(TensorCodec, RefusesWhatCannotTravelAndSaysWhy) {
   EXPECT_THAT(why(freed), HasSubstr("storage was resized away"));
 }
 
+TEST(TensorCodec, NamesTheLibraryThatSendsTensorsOfGpus) {
+  float nowhere = 0;  // nobody reads it
+  c10::Storage storage(c10::Storage::use_byte_size_t(), sizeof nowhere,
+                       c10::DataPtr(&nowhere, c10::Device(c10::kCUDA, 0)), nullptr, false);
+  const at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      caffe2::TypeMeta::Make<float>());
+  const Error error = error_of([&] { to_message(tensor); });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("on device cuda:0"), HasSubstr("link farspan::cuda")));
+}
+
 TEST(TensorCodec, SendsTheSameTensorOnce) {
   const at::Tensor tensor = at::rand({10});
   const Message message = to_message(tensor, tensor);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -133,6 +134,17 @@ struct Reduction {
   ncclDataType_t type;
   ncclRedOp_t op;
 };
+
+// Of one that nobody knows. NCCL may take its time for it.
+void abort_apart(ncclComm_t comm, int device) noexcept {
+  try {
+    std::thread([comm, device] {
+      cudaSetDevice(device);
+      ncclCommAbort(comm);
+    }).detach();
+  } catch (const std::system_error&) {  // it stays
+  }
+}
 
 Reduction reduction(size_t count, DType type, ReduceOp::Kind op) {
   const auto as = as_nccl(op, type);
@@ -272,7 +284,7 @@ class NcclLibrary final : public Library {
   Comm begin(const UniqueId& id, int device, int rank, int ranks) override;
   State state(Comm comm) override;
   void abort(Comm comm) noexcept override;
-  void end(Comm comm) noexcept override;
+  bool end(Comm comm) noexcept override;
 
   bool is_captured(device::Stream stream) override {
     const OnDevice on(stream.device);
@@ -368,7 +380,7 @@ Comm NcclLibrary::begin(const UniqueId& id, int device, int rank, int ranks) {
   const ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, raw_id, rank, &config);
   if (is_error(result)) {
     Error error = error_of(result, "ncclCommInitRankConfig", comm);
-    if (comm) ncclCommAbort(comm);
+    if (comm) abort_apart(comm, device);
     throw error;
   }
   MutexLock lock(mutex_);
@@ -436,10 +448,10 @@ void NcclLibrary::abort(Comm comm) noexcept {
   cudaGetLastError();
 }
 
-void NcclLibrary::end(Comm comm) noexcept {
+bool NcclLibrary::end(Comm comm) noexcept {
   constexpr const char* kFunction = "ncclCommFinalize";
   const std::shared_ptr<Member> member = find(comm);
-  if (!member) return;
+  if (!member) return true;
   try {
     const Inside inside(member, kFunction);
     check(ncclCommFinalize(member->comm()), kFunction, member->comm());
@@ -450,17 +462,18 @@ void NcclLibrary::end(Comm comm) noexcept {
       std::this_thread::sleep_for(pause);
       state = state_of(*member, kFunction);
     }
-    if (!state) return;  // another thread aborts it
+    if (!state) return true;  // another thread aborts it
     if (*state == ncclInProgress) throw Error(Code::kTimeout, "it was not done in time");
     check(*state, kFunction, member->comm());
   } catch (const Error& error) {
     log(LogLevel::kDebug, "c10d/nccl", std::string("aborts what does not end: ") + error.what());
-    return abort(comm);
+    return false;
   }
-  if (!remove(comm) || !member->close()) return;
+  if (!remove(comm) || !member->close()) return true;
   member->wait_until_left(Deadline::never());  // who looks at its state is out in a moment
   ncclCommDestroy(member->comm());
   cudaGetLastError();
+  return true;
 }
 
 }  // namespace

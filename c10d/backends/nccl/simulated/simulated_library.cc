@@ -115,7 +115,7 @@ class Simulation final : public SimulatedLibrary {
   Comm begin(const UniqueId& id, int device, int rank, int ranks) override;
   State state(Comm comm) override;
   void abort(Comm comm) noexcept override;
-  void end(Comm comm) noexcept override;
+  bool end(Comm comm) noexcept override;
   bool is_captured(Stream) override { return capturing_; }
   bool reduces(ReduceOp::Kind op, DType type) const noexcept override {
     return as_nccl(op, type).has_value();
@@ -144,6 +144,10 @@ class Simulation final : public SimulatedLibrary {
   void hold_aborts(Future<void> until) override {
     MutexLock lock(mutex_);
     aborts_begin_ = std::move(until);
+  }
+  void let_ends_fail() override {
+    MutexLock lock(mutex_);
+    ends_fail_ = true;
   }
   void set_capturing(bool capturing) override { capturing_ = capturing; }
 
@@ -208,6 +212,7 @@ class Simulation final : public SimulatedLibrary {
   std::unordered_map<Comm, MemberPtr> members_ FARSPAN_GUARDED_BY(mutex_);
   size_t aborted_ FARSPAN_GUARDED_BY(mutex_) = 0;
   Future<void> aborts_begin_ FARSPAN_GUARDED_BY(mutex_);
+  bool ends_fail_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::vector<std::string> faults_ FARSPAN_GUARDED_BY(mutex_);
 };
 
@@ -277,18 +282,24 @@ void Simulation::abort(Comm comm) noexcept {
   ++aborted_;
 }
 
-void Simulation::end(Comm comm) noexcept {
+bool Simulation::end(Comm comm) noexcept {
   MutexLock lock(mutex_);
   const auto found = members_.find(comm);
-  if (found == members_.end()) return note_locked("end of what is no communicator");
+  if (found == members_.end()) {
+    note_locked("end of what is no communicator");
+    return true;
+  }
   Member& member = *found->second;
   if (member.life != Member::Life::kLive) {
-    return note_locked("end: " + member.name() + " has ended");
+    note_locked("end: " + member.name() + " has ended");
+    return true;
   }
   if (!member.clique->is_complete()) note_locked("end: " + member.name() + " is not ready");
   if (member.clique->is_at_work(member.rank)) note_locked("end: " + member.name() + " is at work");
+  if (ends_fail_) return false;
   member.life = Member::Life::kEnded;
   member.clique->abort(member.rank);  // so that a test that has done so comes to its end
+  return true;
 }
 
 Simulation::MemberPtr Simulation::enter(Comm comm, const char* call) {

@@ -29,6 +29,8 @@ class SimulatedLibrary : public Library {
   virtual void fail(int rank, const std::string& why) = 0;
   // abort() blocks until then, before it does anything for the streams that wait.
   virtual void hold_aborts(Future<void> until) = 0;
+  // From now on no end() ends anything.
+  virtual void let_ends_fail() = 0;
   // What is_captured() says.
   virtual void set_capturing(bool capturing) = 0;
 
