@@ -18,10 +18,15 @@ namespace {
 thread_local int serving_depth = 0;
 
 // What LibTorch keeps for a thread that has done nothing yet.
-const at::ThreadLocalState& fresh_state() {
-  static const at::ThreadLocalState* state = [] {
-    at::ThreadLocalState* fresh = nullptr;
-    std::thread([&] { fresh = new at::ThreadLocalState; }).join();
+struct Fresh {
+  const at::ThreadLocalState all;
+  const c10::AutogradState autograd = c10::AutogradState::get_tls_state();  // parts of it
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+};
+const Fresh& fresh_state() {
+  static const Fresh* state = [] {
+    Fresh* fresh = nullptr;
+    std::thread([&] { fresh = new Fresh; }).join();
     return fresh;
   }();
   return *state;
@@ -29,21 +34,29 @@ const at::ThreadLocalState& fresh_state() {
 
 }  // namespace
 
-// A reactor's thread that serves one call is fresh by itself; one that serves a call while it waits
-// in another, and a thread of the user's, are not.
+// A reactor's thread that serves one call is fresh by itself, but for what others of a user's have
+// left switched; one that serves a call while it waits in another, and a thread of the user's, are
+// not.
 FreshState::FreshState(Worker& worker)
     : current_(worker),
-      devices_(keep_current_devices()),
-      autograd_(c10::AutogradState::get_tls_state()) {
+      autograd_(c10::AutogradState::get_tls_state()),
+      keys_(c10::impl::tls_local_dispatch_key_set()) {
   use_num_threads();
-  make_default_devices_current();
-  if (serving_depth++ > 0 || !net::on_reactor_thread()) guard_.emplace(fresh_state());
+  devices_.begin_anew();
+  const Fresh& fresh = fresh_state();
+  if (serving_depth++ > 0 || !net::on_reactor_thread()) {
+    guard_.emplace(fresh.all);
+  } else {
+    c10::AutogradState::set_tls_state(fresh.autograd);
+    c10::impl::_force_tls_local_dispatch_key_set(fresh.keys);
+  }
 }
 
 FreshState::~FreshState() {
   --serving_depth;
   guard_.reset();
   c10::AutogradState::set_tls_state(autograd_);
+  c10::impl::_force_tls_local_dispatch_key_set(keys_);
 }
 
 FreshThread::FreshThread(Worker& worker) : state_(worker), streams_(own_streams(worker)) {

@@ -5,12 +5,14 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <farspan/c10d/base/device_order.h>
 #include <farspan/rpc/agent/messenger.h>
 #include <farspan/rpc/call.capnp.h>
 #include <farspan/rpc/call/interceptor.h>
@@ -89,8 +91,9 @@ class FreshState {
 
  private:
   CurrentWorker current_;
-  const std::shared_ptr<void> devices_;
+  const KeptDevices devices_;
   const c10::AutogradState autograd_;
+  const c10::impl::LocalDispatchKeySet keys_;
   std::optional<at::ThreadLocalStateGuard> guard_;
 };
 

@@ -5,8 +5,8 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
@@ -41,10 +41,13 @@ class DeviceOrder {
   virtual void observe() noexcept = 0;
   // The tensor's memory is not used again before the current stream has come so far.
   virtual void use(const at::Tensor& tensor) noexcept = 0;
-  // The device and the streams that are current now: they are again when the result goes.
-  virtual std::shared_ptr<void> keep_current() = 0;
-  // Current are those of a thread that has done nothing yet.
-  virtual void make_defaults_current() noexcept = 0;
+  // Of one thread; as it stands, of one that has done nothing yet.
+  struct Current {
+    int device = 0;                                // -1: not known
+    std::vector<std::pair<int, int64_t>> streams;  // device, id; where it is not the default one
+  };
+  virtual Current current() noexcept = 0;
+  virtual void make_current(const Current& current) noexcept = 0;
 
   // Null: the process has used no accelerator.
   static DeviceOrder* installed() noexcept;
@@ -59,14 +62,30 @@ inline void observe_device_work() noexcept {
   if (DeviceOrder* const order = DeviceOrder::installed()) order->observe();
 }
 
-// For functions of a user's, which may leave others current. Null where there are none.
-inline std::shared_ptr<void> keep_current_devices() {
-  DeviceOrder* const order = DeviceOrder::installed();
-  return order ? order->keep_current() : nullptr;
-}
-inline void make_default_devices_current() noexcept {
-  if (DeviceOrder* const order = DeviceOrder::installed()) order->make_defaults_current();
-}
+// Around a function of a user's, which may leave others current: what it has given them is passed
+// on, and those from before are current again.
+class KeptDevices {
+ public:
+  KeptDevices() noexcept : order_(DeviceOrder::installed()) {
+    if (order_) before_ = order_->current();
+  }
+  ~KeptDevices() {
+    if (!order_) return;
+    order_->publish();
+    order_->make_current(before_);
+  }
+  KeptDevices(const KeptDevices&) = delete;
+  KeptDevices& operator=(const KeptDevices&) = delete;
+
+  // For now, as in a thread that has done nothing yet.
+  void begin_anew() const noexcept {
+    if (order_) order_->make_current({});
+  }
+
+ private:
+  DeviceOrder* const order_;
+  DeviceOrder::Current before_;
+};
 
 // Where a value has tensors: itself, in containers of the standard library, and in structs with
 // FARSPAN_STRUCT. Of a type that is not known it has none.

@@ -171,16 +171,19 @@ class Future {
     auto next = promise.future();
     if (state_ && !ready()) next.state()->comes_of(state_);
     on_ready([self = *this, fn = std::move(fn), promise]() mutable {
+      const auto run = [&]() -> R {
+        const KeptDevices kept;  // the thread is another's
+        return detail::call_continuation<T>(fn, self);
+      };
       try {
-        const auto kept = keep_current_devices();  // the thread is another's
         if constexpr (IsFuture<R>::value) {
-          R inner = detail::call_continuation<T>(fn, self);
+          R inner = run();
           inner.on_ready([inner, promise]() mutable { promise.take(inner); });
         } else if constexpr (std::is_void_v<R>) {
-          detail::call_continuation<T>(fn, self);
+          run();
           promise.set_value();
         } else {
-          promise.set_value(detail::call_continuation<T>(fn, self));
+          promise.set_value(run());
         }
       } catch (...) {
         promise.set_error(to_error(std::current_exception(), Code::kRemote));

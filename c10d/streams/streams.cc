@@ -5,9 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include <farspan/c10d/base/log.h>
 
@@ -15,35 +13,6 @@ namespace farspan {
 namespace {
 
 using c10::impl::VirtualGuardImpl;
-
-// Restores what was current in the thread that made it, which lets go of it.
-class Kept {
- public:
-  explicit Kept(c10::DeviceType type) : guard_(type), device_(guard_.getDevice()) {
-    for (c10::DeviceIndex index = 0; index < guard_.deviceCount(); ++index) {
-      streams_.push_back(guard_.getStream({type, index}));
-    }
-  }
-  ~Kept() {
-    for (const c10::Stream& stream : streams_) make_current(guard_, stream);
-    make_current(guard_, device_);
-  }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-
-  // Not without need: to set CUDA's device makes a context there.
-  static void make_current(const VirtualGuardImpl& guard, c10::Device device) noexcept {
-    if (guard.getDevice() != device) guard.uncheckedSetDevice(device);
-  }
-  static void make_current(const VirtualGuardImpl& guard, const c10::Stream& stream) noexcept {
-    if (guard.getStream(stream.device()) != stream) guard.exchangeStream(stream);
-  }
-
- private:
-  const VirtualGuardImpl guard_;
-  const c10::Device device_;
-  std::vector<c10::Stream> streams_;
-};
 
 // Of all devices of one kind.
 class DefaultStreams final : public DeviceOrder {
@@ -64,12 +33,28 @@ class DefaultStreams final : public DeviceOrder {
       record_use(tensor, current_stream_of(tensor.device()));
     });
   }
-  std::shared_ptr<void> keep_current() override { return std::make_shared<Kept>(type_); }
-  void make_defaults_current() noexcept override {
+  Current current() noexcept override {
+    Current now{-1, {}};
+    at_other_streams([&](const c10::Stream& current, const c10::Stream&) {
+      now.streams.emplace_back(current.device_index(), current.id());
+    });
+    unless_failed([&] { now.device = VirtualGuardImpl(type_).getDevice().index(); });
+    return now;
+  }
+  void make_current(const Current& wanted) noexcept override {
     const VirtualGuardImpl guard(type_);
     at_other_streams(
-        [&](const c10::Stream&, const c10::Stream& usual) { Kept::make_current(guard, usual); });
-    Kept::make_current(guard, {type_, 0});
+        [&](const c10::Stream&, const c10::Stream& usual) { guard.exchangeStream(usual); });
+    unless_failed([&] {
+      for (const auto& [device, id] : wanted.streams) {
+        const auto index = static_cast<c10::DeviceIndex>(device);
+        guard.exchangeStream(c10::Stream(c10::Stream::UNSAFE, {type_, index}, id));
+      }
+      // Not without need: to set CUDA's device makes a context there.
+      if (wanted.device >= 0 && guard.getDevice().index() != wanted.device) {
+        guard.uncheckedSetDevice({type_, static_cast<c10::DeviceIndex>(wanted.device)});
+      }
+    });
   }
 
  private:

@@ -219,7 +219,8 @@ int DeviceRoom::place_there(int peer, MessageWay way, c10::Device here) const {
                                           "' does not have")
       .advice("add, with a device that it has, at worker '" + name_of(caller) + "': " +
               (asks ? device::line_to_add(name_of(callee), place, {})
-                    : device::line_to_add(name_of(callee), {}, place)));
+                    : device::line_to_add(name_of(callee), {}, place)) +
+              "; and one for each other device, which a map with entries has to name");
 }
 
 int DeviceRoom::devices_of(int rank) const noexcept {

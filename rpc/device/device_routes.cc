@@ -221,12 +221,13 @@ void DeviceRoutes::note_staged(int peer, int here, int there, uint64_t bytes) {
 }
 
 void DeviceRoutes::note_not_staged(int peer, int here, int there, uint64_t bytes) {
-  const std::string why = std::to_string(bytes) +
-                          " bytes lie in memory that other processes cannot open, and find no room "
-                          "in the " +
-                          std::to_string(room_.exports().staging()) +
-                          " for copies of such; allocate them otherwise (PyTorch: without "
-                          "expandable_segments)";
+  const std::string why =
+      std::to_string(bytes) +
+      " bytes lie in memory that other processes cannot open, and find no room "
+      "in the " +
+      std::to_string(room_.exports().staging()) +
+      " for copies of such, or on the device; allocate them otherwise (PyTorch: without "
+      "expandable_segments)";
   refuse_if_required(peer, here, there, why);
   bool is_first = false;
   {

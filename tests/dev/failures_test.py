@@ -13,6 +13,8 @@ enable_testing()
 add_test(NAME good COMMAND sh -c "echo 'good.cc:1: Failure'")
 add_test(NAME bad COMMAND sh -c "seq 1000 2000; echo 'bad.cc:1: Failure'; echo Expected; seq 3000 4000; exit 1")
 add_test(NAME silent COMMAND sh -c "seq 5000 6000; exit 1")
+add_test(NAME wrong COMMAND sh -c "echo 7000")
+set_tests_properties(wrong PROPERTIES PASS_REGULAR_EXPRESSION 8000)
 add_test(NAME late COMMAND sh -c "echo begun; exec sleep 1000")
 set_tests_properties(late PROPERTIES TIMEOUT 1)
 add_test(NAME skipped COMMAND sh -c "echo reason; exit 77")
@@ -29,7 +31,7 @@ def main():
         said = subprocess.check_output([failures, f"{folder}/Testing/Temporary/LastTest.log"], text=True)
     bad = ["bad failed:", "bad.cc:1: Failure", "Expected", *map(str, range(3000, 3010))]
     silent = ["silent failed:", *map(str, range(5981, 6001))]
-    assert said.split("\n\n") == ["\n" + "\n  ".join(bad), "\n  ".join(silent), "late failed:\n  begun\n"], said
+    assert said.split("\n\n") == ["\n" + "\n  ".join(bad), "\n  ".join(silent), "wrong failed:\n  7000", "late failed:\n  begun\n"], said
 
 
 if __name__ == "__main__":

@@ -146,8 +146,12 @@ TEST_P(DeviceStreams, ThatAContinuationLeavesCurrentAreNotThoseOfItsThread) {
     for (int round = 0; round < kCalls; ++round) {
       const Tensor x = numbers(round).to(simulated(0));
       const auto after =
-          w0().rpc_async(1, copied, x).then([](const Tensor& y) { return twice_and_leave(y, -1); });
-      const auto [twice, unusual, has_left_before] = after.wait();
+          w0().rpc_async(1, copied, x)
+              .then([](const Tensor& y) { return twice_and_leave(y, -1); })
+              .then([](const Careless& first) { return std::pair(first, unusual_here()); });
+      const auto [first, unusual_after_it] = after.wait();
+      const auto& [twice, unusual, has_left_before] = first;
+      ASSERT_THAT(unusual_after_it, IsEmpty()) << "continuation of continuation " << round;
       EXPECT_TRUE(is(twice, numbers(round) * 2));
       ASSERT_THAT(unusual, IsEmpty()) << "continuation " << round;
       ASSERT_THAT(unusual_here(), IsEmpty()) << "of who waited for continuation " << round;

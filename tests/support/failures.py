@@ -26,7 +26,7 @@ def failed(lines):
             writes = False
         elif writes:
             output.append(line)
-        elif line.startswith("Test Failed.") and name:
+        elif line.startswith(("Test Failed.", "Test Fail Reason:")) and name:
             yield name, output[1:]  # without the rule
             name = None
 

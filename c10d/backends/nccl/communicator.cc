@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -10,6 +11,8 @@
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
 
 namespace farspan::dist::nccl {
 namespace {
@@ -23,10 +26,43 @@ void wait_for(device::Devices& devices, device::Stream stream) noexcept {
   }
 }
 
+// Those under way. A process that ends, and CUDA with it, gives them a moment.
+class Aborts {
+ public:
+  static Aborts& all() {
+    static Aborts* const one = [] {
+      std::atexit([] { all().wait(); });
+      return new Aborts;
+    }();
+    return *one;
+  }
+  void begin() {
+    const MutexLock lock(mutex_);
+    ++under_way_;
+  }
+  void end() {
+    const MutexLock lock(mutex_);
+    if (--under_way_ == 0) ended_.notify_all();
+  }
+
+ private:
+  void wait() {
+    MutexLock lock(mutex_);
+    const Deadline deadline = Deadline::after(kAtExit);
+    while (under_way_ > 0 && !deadline.expired()) ended_.wait_until(mutex_, deadline);
+  }
+
+  static constexpr std::chrono::seconds kAtExit{1};
+  Mutex mutex_;
+  CondVar ended_;
+  int under_way_ FARSPAN_GUARDED_BY(mutex_) = 0;
+};
+
 // NCCL may take its time, or for ever.
 //   then  called when it is done, where there is a thread for it; what it holds stays until then
 void abort_apart(const std::shared_ptr<Library>& library, Comm comm, int device,
                  const std::function<void()>& then) noexcept {
+  Aborts::all().begin();
   try {
     std::thread([library, comm, device, then] {
       pthread_setname_np(pthread_self(), "farspan-abort");
@@ -35,9 +71,11 @@ void abort_apart(const std::shared_ptr<Library>& library, Comm comm, int device,
       } catch (const Error&) {  // a device that has failed
       }
       library->abort(comm);
+      Aborts::all().end();
       if (then) then();
     }).detach();
   } catch (const std::system_error& error) {
+    Aborts::all().end();
     log(LogLevel::kWarning, "c10d/nccl",
         std::string("no thread to abort a communicator, which stays: ") + error.what());
     new std::function<void()>(then);  // as what uses it does

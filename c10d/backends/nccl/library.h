@@ -45,7 +45,7 @@ class Library {
   virtual State state(Comm comm) = 0;
   // Ends what is under way, and the communicator. May block for long.
   virtual void abort(Comm comm) noexcept = 0;
-  // The same when nothing is under way; in some seconds at most.
+  // The same when nothing is under way, and no other call; in some seconds at most.
   //   returns  false: it does not end, and needs abort()
   virtual bool end(Comm comm) noexcept = 0;
 
