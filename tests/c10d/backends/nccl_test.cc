@@ -143,7 +143,7 @@ TEST_F(NcclTest, TellsAllRanksAtOnceWhatTheyCallDifferently) {
     const Error error = error_of([&] { ended.wait(); });
     EXPECT_EQ(error.code(), Code::kShapeMismatch) << error.what();
     EXPECT_THAT(error.what(), HasSubstr("calls broadcast of int64"));
-    EXPECT_LT(Clock::now() - begun, 2s);
+    EXPECT_LT(Clock::now() - begun, 10s);
     data.read();  // the device goes on
   });
   EXPECT_TRUE(farspan::testing::eventually([&] { return library->aborted() == kSize; }));
@@ -193,7 +193,7 @@ TEST_F(NcclTest, ACallThatWaitsForTheOthersToConnectEndsAtItsDeadline) {
     const Error error = error_of([&] { ended.wait(); });
     EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
     EXPECT_THAT(error.what(), HasSubstr("rank 2"));
-    EXPECT_LT(Clock::now() - begun, 2s);
+    EXPECT_LT(Clock::now() - begun, 10s);
     out.read();
   });
 }
@@ -211,7 +211,7 @@ TEST_F(NcclTest, LeavingEndsACallThatWaitsForTheOthersToConnect) {
   std::this_thread::sleep_for(50ms);  // it waits by now, or finds that this rank has left
   const TimePoint begun = Clock::now();
   rank.backend->leave();
-  EXPECT_LT(Clock::now() - begun, 1s);
+  EXPECT_LT(Clock::now() - begun, 10s);
   caller.join();
 }
 
@@ -226,7 +226,7 @@ TEST_F(NcclTest, ACallWhoseTimeIsOverDoesNotEndTheOnesBefore) {
     const TimePoint begun = Clock::now();
     const Future<int> late = rank.all_reduce(second);
     EXPECT_EQ(error_of([&] { late.wait(); }).code(), Code::kTimeout);
-    EXPECT_LT(Clock::now() - begun, 2s);
+    EXPECT_LT(Clock::now() - begun, 10s);
     expect_to_end_well(rank, held, good);
     EXPECT_EQ(first.read(), Numbers{3});
   });
@@ -264,7 +264,7 @@ TEST_F(NcclTest, NamesWhoHasNotCalledIt) {
     const Error error = error_of([&] { ended.wait(); });
     EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
     EXPECT_THAT(error.what(), HasSubstr("rank 2"));
-    EXPECT_LT(Clock::now() - begun, 2s);
+    EXPECT_LT(Clock::now() - begun, 10s);
     data.read();
   });
 }
@@ -283,7 +283,7 @@ TEST_F(NcclTest, ADeviceThatHangsEndsAtTheDeadline) {
     EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
     EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(rank.number)));
     EXPECT_THAT(error.what(), HasSubstr("its device had not done it"));
-    EXPECT_LT(Clock::now() - begun, 2s);
+    EXPECT_LT(Clock::now() - begun, 10s);
     all_told.arrive_and_wait();
     held.go();
     data.read();
@@ -346,7 +346,7 @@ TEST_F(NcclTest, DoesNotWaitForAnAbort) {
     rank.backend->abort(Error(Code::kCancelled, "enough"), 0);
     EXPECT_EQ(error_of([&] { ended.wait(); }).code(), Code::kCancelled);
     rank.backend->leave();
-    EXPECT_LT(Clock::now() - begun, 1s);
+    EXPECT_LT(Clock::now() - begun, 10s);
     all_told.arrive_and_wait();
     held.go();
     aborts.go();
