@@ -1,14 +1,11 @@
 #include <farspan/c10d/backends/nccl/communicator.h>
 
-#include <pthread.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <functional>
-#include <string>
-#include <system_error>
 #include <thread>
 
+#include <farspan/c10d/backends/nccl/apart.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
@@ -59,27 +56,22 @@ class Aborts {
 };
 
 // NCCL may take its time, or for ever.
-//   then  called when it is done, where there is a thread for it; what it holds stays until then
+//   then  called when it is done; as run_apart() has it
 void abort_apart(const std::shared_ptr<Library>& library, Comm comm, int device,
                  const std::function<void()>& then) noexcept {
   Aborts::all().begin();
-  try {
-    std::thread([library, comm, device, then] {
-      pthread_setname_np(pthread_self(), "farspan-abort");
-      try {
-        library->devices()->enter(device);
-      } catch (const Error&) {  // a device that has failed
-      }
-      library->abort(comm);
-      Aborts::all().end();
-      if (then) then();
-    }).detach();
-  } catch (const std::system_error& error) {
+  const bool is_begun = run_apart("farspan-abort", [library, comm, device, then] {
+    try {
+      library->devices()->enter(device);
+    } catch (const Error&) {  // a device that has failed
+    }
+    library->abort(comm);
     Aborts::all().end();
-    log(LogLevel::kWarning, "c10d/nccl",
-        std::string("no thread to abort a communicator, which stays: ") + error.what());
-    new std::function<void()>(then);  // as what uses it does
-  }
+    if (then) then();
+  });
+  if (is_begun) return;
+  Aborts::all().end();
+  log(LogLevel::kWarning, "c10d/nccl", "no thread to abort a communicator, which stays");
 }
 
 }  // namespace
@@ -146,14 +138,9 @@ void Communicator::abort_apart(std::shared_ptr<const void> memory) noexcept {
 
 void hold_until_done(std::shared_ptr<device::Devices> devices, device::Stream stream,
                      std::shared_ptr<const void> memory) noexcept {
-  try {
-    std::thread([devices = std::move(devices), stream, memory] {
-      pthread_setname_np(pthread_self(), "farspan-hold");
-      wait_for(*devices, stream);
-    }).detach();
-  } catch (const std::system_error&) {
-    new std::shared_ptr<const void>(std::move(memory));  // nobody knows when it is done
-  }
+  run_apart("farspan-hold", [devices = std::move(devices), stream, memory = std::move(memory)] {
+    wait_for(*devices, stream);
+  });
 }
 
 void Communicator::end() noexcept {

@@ -1,16 +1,17 @@
 // What a machine lets a job of two take turns for: the training of examples/parameter_server by two
 // threads of one process, without a call, a message or a copy. One has the net and does what the
 // server does, the other what the trainer does; who waits for the other sleeps. On some machines a
-// processor that has slept for 0.2 ms computes more slowly for a while.
+// processor that has slept for a moment computes more slowly for a while.
 //
 //   taking_turns [--images N]
 #include <ATen/Parallel.h>
-#include <sys/resource.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 
 #include <farspan/c10d/base/freed_memory.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -18,10 +19,12 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "bench/figures.h"
 #include "mnist/batches.h"
 #include "mnist/net.h"
+#include "support/process_use.h"
 
 namespace {
 
@@ -73,10 +76,7 @@ class Other {
 };
 
 double processor_seconds() {
-  rusage used{};
-  getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](timeval t) { return double(t.tv_sec) + double(t.tv_usec) / 1e6; };
-  return seconds(used.ru_utime) + seconds(used.ru_stime);
+  return std::chrono::duration<double>(farspan::testing::processor_time()).count();
 }
 
 int train(int64_t samples) {

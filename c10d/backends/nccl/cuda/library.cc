@@ -8,12 +8,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <farspan/c10d/backends/nccl/apart.h>
 #include <farspan/c10d/backends/nccl/elements.h>
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/log.h>
@@ -134,17 +134,6 @@ struct Reduction {
   ncclDataType_t type;
   ncclRedOp_t op;
 };
-
-// Of one that nobody knows. NCCL may take its time for it.
-void abort_apart(ncclComm_t comm, int device) noexcept {
-  try {
-    std::thread([comm, device] {
-      cudaSetDevice(device);
-      ncclCommAbort(comm);
-    }).detach();
-  } catch (const std::system_error&) {  // it stays
-  }
-}
 
 Reduction reduction(size_t count, DType type, ReduceOp::Kind op) {
   const auto as = as_nccl(op, type);
@@ -380,7 +369,12 @@ Comm NcclLibrary::begin(const UniqueId& id, int device, int rank, int ranks) {
   const ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, raw_id, rank, &config);
   if (is_error(result)) {
     Error error = error_of(result, "ncclCommInitRankConfig", comm);
-    if (comm) abort_apart(comm, device);
+    if (comm) {
+      run_apart("farspan-abort", [comm, device] {
+        cudaSetDevice(device);
+        ncclCommAbort(comm);
+      });
+    }
     throw error;
   }
   MutexLock lock(mutex_);
