@@ -1,39 +1,31 @@
-// Ranks of the nccl backend on threads of this process, over simulated devices: each must keep to
-// one of its own, since on a shared stream a rank would wait for another one behind itself.
+// Ranks of the nccl backend on threads of this process, by a simulated NCCL on simulated devices or
+// by NCCL on GPUs: each must keep to one of its own, since on a shared stream a rank would wait for
+// another one behind itself.
 #pragma once
 
-#include <farspan/c10d/backends/nccl/nccl.h>
-#include <farspan/c10d/backends/nccl/simulated/simulated_library.h>
-#include <farspan/rpc/device/accelerator.h>
+#include <ATen/core/Tensor.h>
 #include <gmock/gmock.h>
+
+#include <farspan/c10d/backends/nccl/library.h>
+#include <farspan/c10d/backends/nccl/nccl.h>
 
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "conformance/ranks_in_threads.h"
-#include "support/eventually.h"
-#include "support/simulated_accelerator.h"
+#include "support/accelerator.h"
 
 namespace farspan::testing {
 
 // At the end of a test: all is done, nothing is held, and nothing was done that must not be.
 inline void expect_idle_devices() {
-  settle_simulated_devices();
-  const device::SimulatedDevices& devices = simulated_accelerator();
-  EXPECT_THAT(devices.faults(), ::testing::IsEmpty());
-  for (int device = 0; device < devices.count(); ++device) {
-    EXPECT_EQ(devices.allocated(device), 0u);
-  }
-  EXPECT_EQ(devices.events(), 0u);
-}
-
-inline std::shared_ptr<dist::nccl::SimulatedLibrary> simulated_nccl() {
-  return dist::nccl::make_simulated_library(registered_accelerator()->devices);
+  settle_accelerator();
+  EXPECT_EQ(accelerator_use(), AcceleratorUse());
 }
 
 // Of one library, which the ranks share.
-inline void run_on_nccl(const std::shared_ptr<dist::nccl::SimulatedLibrary>& library, int ranks,
+inline void run_on_nccl(const std::shared_ptr<dist::nccl::Library>& library, int ranks,
                         Millis timeout, const Body& body) {
   const auto store = std::make_shared<dist::HashStore>();
   std::vector<std::thread> threads;
@@ -48,11 +40,23 @@ inline void run_on_nccl(const std::shared_ptr<dist::nccl::SimulatedLibrary>& lib
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_TRUE(eventually([&] { return library->communicators() == 0; }));
-  EXPECT_THAT(library->faults(), ::testing::IsEmpty());
 }
-inline void run_nccl(int ranks, Millis timeout, const Body& body) {
-  run_on_nccl(simulated_nccl(), ranks, timeout, body);
-}
+// Of the library that the program is linked with. At the end it holds nothing.
+void run_nccl(int ranks, Millis timeout, const Body& body);
+
+// The calling thread's current stream of a device, not the default one, captures a CUDA graph, for
+// a block in run_nccl().
+class CapturedStream {
+ public:
+  explicit CapturedStream(at::Device device) : device_(device) { begin(device_); }
+  ~CapturedStream() { end(device_); }
+  CapturedStream(const CapturedStream&) = delete;
+  CapturedStream& operator=(const CapturedStream&) = delete;
+
+ private:
+  static void begin(at::Device device);
+  static void end(at::Device device);
+  const at::Device device_;
+};
 
 }  // namespace farspan::testing

@@ -26,12 +26,8 @@ using namespace std::chrono_literals;
 using at::Tensor;
 using ::testing::IsEmpty;
 
-c10::impl::VirtualGuardImpl simulated_guard() {
-  return c10::impl::VirtualGuardImpl(simulated(0).type());
-}
-
 bool is_on_the_default_stream(const Tensor& x) {
-  const auto guard = simulated_guard();
+  const auto guard = accelerator_guard();
   return guard.getStream(x.device()) == guard.getDefaultStream(x.device());
 }
 
@@ -59,11 +55,11 @@ void let_it_go_on() {
 // What the calling thread has current, and one that has done nothing has not; the device `own` may
 // have a stream of its own.
 std::vector<std::string> unusual_here(int own = -1) {
-  const auto guard = simulated_guard();
+  const auto guard = accelerator_guard();
   std::vector<std::string> unusual;
-  if (guard.getDevice() != simulated(0)) unusual.push_back(guard.getDevice().str());
-  for (int device = 0; device < kSimulatedDevices; ++device) {
-    const at::Device one = simulated(device);
+  if (guard.getDevice() != accelerator(0)) unusual.push_back(guard.getDevice().str());
+  for (int device = 0; device < accelerators(); ++device) {
+    const at::Device one = accelerator(device);
     if (device == own || guard.getStream(one) == guard.getDefaultStream(one)) continue;
     unusual.push_back("a stream of " + one.str());
   }
@@ -72,13 +68,13 @@ std::vector<std::string> unusual_here(int own = -1) {
 
 // As by one who does not think of who comes next in this thread.
 void leave_others_current() {
-  const auto guard = simulated_guard();
-  for (int device = 0; device < kSimulatedDevices; ++device) {
-    const c10::Stream other = guard.getStreamFromGlobalPool(simulated(device));
-    follow(other, guard.getStream(simulated(device)));
+  const auto guard = accelerator_guard();
+  for (int device = 0; device < accelerators(); ++device) {
+    const c10::Stream other = guard.getStreamFromGlobalPool(accelerator(device));
+    follow(other, guard.getStream(accelerator(device)));
     guard.exchangeStream(other);
   }
-  guard.setDevice(simulated(1));
+  guard.setDevice(accelerator_of(1));
 }
 
 // A value, what was unusual before, and whether this thread has left others current already.
@@ -109,13 +105,13 @@ using DeviceStreams = DeviceWorkers;
 class LentDeviceStreams : public DeviceWorkers {};
 
 TEST_P(DeviceStreams, OfAFunctionAreNotTheDefaultOnes) {
-  for (const int device : {0, 1}) {
-    EXPECT_FALSE(w0().rpc_sync(1, is_on_the_default_stream, numbers(1).to(simulated(device))));
+  for (const int device : some_devices()) {
+    EXPECT_FALSE(w0().rpc_sync(1, is_on_the_default_stream, numbers(1).to(accelerator(device))));
   }
 }
 
 TEST_P(LentDeviceStreams, AreWaitedForByDevicesAndByNobodyOnTheHost) {
-  const Tensor x = numbers(1).to(simulated(0));
+  const Tensor x = numbers(1).to(accelerator(0));
   const auto answer = w0().rpc_async(1, twice_held_up, x);
   EXPECT_TRUE(answer.wait_for(10s)) << "the callee waits, or who reads its answer";
   auto taken = std::async(std::launch::async, [&] { return answer.wait(); });
@@ -129,7 +125,7 @@ constexpr int kCalls = 50;  // more than the threads that they are shared out to
 TEST_P(DeviceStreams, ThatAFunctionLeavesCurrentAreNotThoseOfLaterCalls) {
   int again = 0;
   for (int round = 0; round < kCalls; ++round) {
-    const at::Device device = simulated(round % 2);
+    const at::Device device = accelerator_of(round % 2);
     const auto [twice, unusual, has_left_before] =
         w0().rpc_sync(1, careless, numbers(round).to(device));
     EXPECT_EQ(twice.device(), device);
@@ -144,7 +140,7 @@ TEST_P(DeviceStreams, ThatAContinuationLeavesCurrentAreNotThoseOfItsThread) {
   const auto calls = [&] {
     int again = 0;
     for (int round = 0; round < kCalls; ++round) {
-      const Tensor x = numbers(round).to(simulated(0));
+      const Tensor x = numbers(round).to(accelerator(0));
       const auto after =
           w0().rpc_async(1, copied, x)
               .then([](const Tensor& y) { return twice_and_leave(y, -1); })

@@ -53,7 +53,7 @@ Future<Tensor> later(const Tensor& x) {
 }
 
 std::vector<Tensor> weights(int64_t device, int64_t seed) {
-  return {reals(seed).to(simulated(static_cast<int>(device))).requires_grad_()};
+  return {reals(seed).to(accelerator(static_cast<int>(device))).requires_grad_()};
 }
 Tensor weight(int64_t device, int64_t seed) { return weights(device, seed)[0]; }
 Tensor times(const Weights& w, const Tensor& x) { return w.local_value()[0] * x; }
@@ -115,17 +115,17 @@ class MappedDeviceGradients : public DeviceWorkers {};
 
 TEST_P(DeviceReferences, HoldWhatTheCallThatMadeThemHasWritten) {
   for (int round = 0; round < repetitions(50); ++round) {
-    const Tensor x = numbers(round).to(simulated(0));
+    const Tensor x = numbers(round).to(accelerator(0));
     const auto value = w0().remote(1, copied, x);
     EXPECT_TRUE(w0().rpc_sync(1, holds, value, round));
-    EXPECT_TRUE(w0().rpc_sync(1, holds_beside, value, round, numbers(0).to(simulated(0))));
+    EXPECT_TRUE(w0().rpc_sync(1, holds_beside, value, round, numbers(0).to(accelerator(0))));
     EXPECT_TRUE(is(value.to_here(), numbers(round)));
   }
 }
 
 TEST_P(DeviceReferences, SeeTheCallsOnThemInTheirOrder) {
-  const Tensor one = at::ones({1000}, at::kLong).to(simulated(0));
-  const auto value = w0().remote(1, copied, numbers(0).to(simulated(0)));
+  const Tensor one = at::ones({1000}, at::kLong).to(accelerator(0));
+  const auto value = w0().remote(1, copied, numbers(0).to(accelerator(0)));
   Tensor expected = numbers(0);
   for (int round = 0; round < repetitions(50); ++round) {
     w0().rpc_sync(1, add_to, value, one);
@@ -138,8 +138,8 @@ TEST_P(DeviceReferences, SeeTheCallsOnThemInTheirOrder) {
 }
 
 TEST_P(DeviceReferences, ToObjectsSeeTheirMethodsInOrder) {
-  const Tensor one = at::ones({1000}, at::kLong).to(simulated(0));
-  const auto total = w0().remote(1, make_total, numbers(0).to(simulated(0)));
+  const Tensor one = at::ones({1000}, at::kLong).to(accelerator(0));
+  const auto total = w0().remote(1, make_total, numbers(0).to(accelerator(0)));
   const int64_t rounds = repetitions(50);
   for (int64_t round = 0; round < rounds; ++round) total.rpc_sync(&Total::add, one);
   EXPECT_TRUE(is(total.rpc_sync(&Total::get), numbers(rounds)));
@@ -147,35 +147,35 @@ TEST_P(DeviceReferences, ToObjectsSeeTheirMethodsInOrder) {
 
 TEST_P(DeviceReferences, ToWhatAnotherStreamOfTheOwnerWritesAreReadWhenItIsThere) {
   for (int round = 0; round < repetitions(50); ++round) {
-    const OnAnotherStream stream(simulated(0));
-    const Tensor x = numbers(round).to(simulated(0));
+    const OnAnotherStream stream(accelerator(0));
+    const Tensor x = numbers(round).to(accelerator(0));
     const RRef<Tensor> value(w0(), x.clone());
     EXPECT_TRUE(w0().rpc_sync(1, fetches, value, round));
   }
 }
 
 TEST_P(DeviceReferences, AreFetchedToTheDeviceThatIsAskedFor) {
-  const auto value = w0().remote(1, copied, numbers(5).to(simulated(0)));
-  for (const at::Device device : {simulated(1), simulated(0), at::Device(at::kCPU)}) {
+  const auto value = w0().remote(1, copied, numbers(5).to(accelerator(0)));
+  for (const at::Device device : {accelerator_of(1), accelerator(0), at::Device(at::kCPU)}) {
     const Tensor here = value.to_here(device);
     EXPECT_EQ(here.device(), device);
     EXPECT_TRUE(is(here, numbers(5)));
   }
   const RRef<Tensor> own(w0(), numbers(6));
-  EXPECT_EQ(own.to_here(simulated(1)).device(), simulated(1));
-  EXPECT_TRUE(is(own.to_here(simulated(1)), numbers(6)));
+  EXPECT_EQ(own.to_here(accelerator_of(1)).device(), accelerator_of(1));
+  EXPECT_TRUE(is(own.to_here(accelerator_of(1)), numbers(6)));
   EXPECT_THAT(error_of([&] {
-                value.to_here({c10::DeviceType::PrivateUse1, 7});
+                value.to_here({accelerator(0).type(), 77});
               }).what(),
-              ::testing::HasSubstr("has no device 7"));
+              ::testing::HasSubstr("has no device 77"));
 }
 
 // While a call waits, its thread may serve others; what these see and leave has an order, too.
 TEST_P(DeviceReferences, SeeWhatCallsBackHaveDone) {
-  const Tensor one = at::ones({1000}, at::kLong).to(simulated(0));
+  const Tensor one = at::ones({1000}, at::kLong).to(accelerator(0));
   for (int round = 0; round < repetitions(30); ++round) {
-    const OnAnotherStream stream(simulated(0));
-    const RRef<Tensor> value(w0(), numbers(round).to(simulated(0)));
+    const OnAnotherStream stream(accelerator(0));
+    const RRef<Tensor> value(w0(), numbers(round).to(accelerator(0)));
     keep_here(value.local_value());
     EXPECT_TRUE(w0().rpc_sync(1, adds_and_looks, value, one, round + 1));
     EXPECT_TRUE(is(value.local_value() + one, numbers(round + 2)));
@@ -186,8 +186,8 @@ TEST_P(DeviceReferences, SeeWhatCallsBackHaveDone) {
 
 TEST_P(DeviceFutures, OfContinuationsAreTakenWhenTheirDevicesAreThere) {
   for (int round = 0; round < repetitions(50); ++round) {
-    const OnAnotherStream stream(simulated(0));
-    const Tensor x = numbers(round).to(simulated(0));
+    const OnAnotherStream stream(accelerator(0));
+    const Tensor x = numbers(round).to(accelerator(0));
     const auto two = w0().rpc_async(1, copied, x).then([](const Tensor& y) { return y + y; });
     const Tensor back = two.wait() + x;
     EXPECT_TRUE(is(back, numbers(round) * 3));
@@ -196,27 +196,27 @@ TEST_P(DeviceFutures, OfContinuationsAreTakenWhenTheirDevicesAreThere) {
 
 TEST_P(DeviceFutures, ThatFunctionsReturnAreAnsweredWhenTheirDevicesAreThere) {
   for (int round = 0; round < repetitions(50); ++round) {
-    const Tensor x = numbers(round).to(simulated(0));
+    const Tensor x = numbers(round).to(accelerator(0));
     EXPECT_TRUE(is(w0().rpc_sync(1, later, x), numbers(round) * 4));
   }
 }
 
 // One round over the weight of w1: what is wrong with its gradients.
 int wrong_gradients(Worker& here, const Weights& w, int64_t seed, int passes) {
-  Tensor a = reals(seed).to(simulated(0)).requires_grad_();
+  Tensor a = reals(seed).to(accelerator(0)).requires_grad_();
   const Tensor cpu_a = reals(seed).requires_grad_(), cpu_w = reals(3).requires_grad_();
   const Tensor product = cpu_w * (cpu_a * cpu_a);
   const auto expected = torch::autograd::grad({(product * product).sum()}, {cpu_a, cpu_w});
   Context context(here);
   const Tensor y = here.rpc_sync(1, times, w, a * a);
   const Tensor out = y * y;
-  const Tensor ones = at::ones({200}, at::kDouble).to(simulated(0));
+  const Tensor ones = at::ones({200}, at::kDouble).to(accelerator(0));
   for (int pass = 0; pass < passes; ++pass) {
     context.backward({out}, {ones}, {.retain_graph = true});
   }
   const Tensor gradient = context.gradient(a);
   const Tensor there = here.rpc_sync(1, gradient_of, static_cast<int64_t>(context.id()), w);
-  return (gradient.device() != simulated(0)) + !near(gradient, expected[0] * passes) +
+  return (gradient.device() != accelerator(0)) + !near(gradient, expected[0] * passes) +
          !near(there, expected[1] * passes);
 }
 
@@ -234,7 +234,7 @@ TEST_P(DeviceGradients, UnderLoad) {
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&, thread] {
       const CurrentWorker current(w0());
-      const OnAnotherStream stream(simulated(0));
+      const OnAnotherStream stream(accelerator(0));
       for (int round = 0; round < repetitions(25); ++round) {
         EXPECT_EQ(wrong_gradients(w0(), w, thread * 100 + round, 1), 0);
       }
@@ -251,7 +251,7 @@ TEST_P(DeviceGradients, OfSeveralCallsOfOneContext) {
     std::vector<Tensor> leaves, cpu_leaves{reals(3).requires_grad_()};
     Tensor expected_out = at::zeros({200}, at::kDouble);
     for (int64_t call = 0; call < kCalls; ++call) {
-      leaves.push_back(reals(round + call).to(simulated(0)).requires_grad_());
+      leaves.push_back(reals(round + call).to(accelerator(0)).requires_grad_());
       cpu_leaves.push_back(reals(round + call).requires_grad_());
       expected_out = expected_out + cpu_leaves[0] * cpu_leaves.back() * cpu_leaves.back();
     }
@@ -261,7 +261,7 @@ TEST_P(DeviceGradients, OfSeveralCallsOfOneContext) {
     for (const Tensor& leaf : leaves) answers.push_back(w0().rpc_async(1, times, w, leaf));
     Tensor out = answers[0].wait() * leaves[0];
     for (size_t i = 1; i < answers.size(); ++i) out = out + answers[i].wait() * leaves[i];
-    context.backward({out}, {at::ones({200}, at::kDouble).to(simulated(0))});
+    context.backward({out}, {at::ones({200}, at::kDouble).to(accelerator(0))});
     for (size_t i = 0; i < leaves.size(); ++i) {
       EXPECT_TRUE(near(context.gradient(leaves[i]), expected[i + 1]));
     }
@@ -273,11 +273,11 @@ TEST_P(DeviceGradients, OfSeveralCallsOfOneContext) {
 TEST_P(DeviceGradients, OfOneMessageWithTensorsOnTwoDevices) {
   const Tensor ones = at::ones({200}, at::kDouble);
   for (int round = 0; round < repetitions(30); ++round) {
-    const Tensor a = reals(round).to(simulated(0)).requires_grad_();
-    const Tensor b = reals(round + 7).to(simulated(1)).requires_grad_();
+    const Tensor a = reals(round).to(accelerator(0)).requires_grad_();
+    const Tensor b = reals(round + 7).to(accelerator_of(1)).requires_grad_();
     Context context(w0());
     const auto [x, y] = w0().rpc_sync(1, squares, a + a, b + b);
-    context.backward({x * x, y * y}, {ones.to(simulated(0)), ones.to(simulated(1))});
+    context.backward({x * x, y * y}, {ones.to(accelerator(0)), ones.to(accelerator_of(1))});
     // Of (2a)^4.
     EXPECT_TRUE(near(context.gradient(a), reals(round).pow(3) * 64));
     EXPECT_TRUE(near(context.gradient(b), reals(round + 7).pow(3) * 64));
@@ -285,13 +285,13 @@ TEST_P(DeviceGradients, OfOneMessageWithTensorsOnTwoDevices) {
 }
 
 TEST_P(DeviceGradients, OfAGraphOnTheCpuAndOnDevices) {
-  const Weights w = w0().remote(1, weights, 1, 3);
+  const Weights w = w0().remote(1, weights, accelerator_of(1).index(), 3);
   for (int round = 0; round < repetitions(20); ++round) {
     const Tensor x = reals(round).requires_grad_();
     const Tensor cpu_w = reals(3).requires_grad_();
     const auto expected = torch::autograd::grad({(cpu_w * (x * x)).sum()}, {x, cpu_w});
     Context context(w0());
-    const Tensor y = w0().rpc_sync(1, times, w, (x * x).to(simulated(1)));
+    const Tensor y = w0().rpc_sync(1, times, w, (x * x).to(accelerator_of(1)));
     context.backward({y.cpu().sum()});
     EXPECT_TRUE(context.gradient(x).is_cpu());
     EXPECT_TRUE(near(context.gradient(x), expected[0]));
@@ -303,8 +303,8 @@ TEST_P(DeviceGradients, OfAGraphOnTheCpuAndOnDevices) {
 TEST_P(DeviceGradients, OfWhatWasFetchedToAnotherDeviceGoBackToItsOwn) {
   const auto w = w0().remote(1, weight, 0, 3);
   Context context(w0());
-  const Tensor here = w.to_here(simulated(1));
-  context.backward({here * here}, {at::ones({200}, at::kDouble).to(simulated(1))});
+  const Tensor here = w.to_here(accelerator_of(1));
+  context.backward({here * here}, {at::ones({200}, at::kDouble).to(accelerator_of(1))});
   EXPECT_TRUE(
       near(w0().rpc_sync(1, gradient_of_one, static_cast<int64_t>(context.id()), w), reals(3) * 2));
 }
@@ -315,7 +315,7 @@ TEST_P(DeviceGradients, MoveTheParametersThatTheOptimizerHas) {
   Tensor expected = reals(3);
   for (int round = 0; round < repetitions(20); ++round) {
     Context context(w0());
-    const Tensor y = w0().rpc_sync(1, times, w, reals(round).to(simulated(0)));
+    const Tensor y = w0().rpc_sync(1, times, w, reals(round).to(accelerator(0)));
     context.backward({y.cpu().sum()});
     optimizer.step(context);
     expected = expected - reals(round) * 0.01;
@@ -324,6 +324,7 @@ TEST_P(DeviceGradients, MoveTheParametersThatTheOptimizerHas) {
 }
 
 TEST_P(MappedDeviceGradients, GoBackByTheInverseOfTheMap) {
+  if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
   use({{"w1", {{cuda(0), cuda(1)}, {cuda(1), cuda(0)}}}}, {});
   const Weights w = w0().remote(1, weights, 1, 3);
   for (int round = 0; round < repetitions(10); ++round) {

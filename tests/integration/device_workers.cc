@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -26,22 +25,15 @@ std::vector<std::string> wrong_here() {
     const std::lock_guard lock(kept_mutex);
     kept.clear();
   }
-  settle_simulated_devices();
-  const device::SimulatedDevices& devices = simulated_accelerator();
-  std::vector<std::string> wrong = devices.faults();
-  for (int device = 0; device < devices.count(); ++device) {
-    const size_t bytes = devices.allocated(device);
-    if (bytes == 0) continue;
-    wrong.push_back(std::to_string(bytes) + " bytes on " + std::to_string(device));
-  }
-  return wrong;
+  settle_accelerator();
+  AcceleratorUse use = accelerator_use();
+  if (use.bytes > 0) use.faults.push_back(std::to_string(use.bytes) + " bytes are left");
+  return use.faults;
 }
 FARSPAN_REGISTER_AS("device.wrong_here", wrong_here);
 
 int be_worker_with_devices() {
-  const char* const devices = std::getenv(kDevicesVariable);
-  simulated_accelerator({.seed = 2, .most_late = Micros(500)},
-                        devices ? std::atoi(devices) : kSimulatedDevices);
+  accelerators();  // a worker has those that are there when it joins
   return be_worker();
 }
 
@@ -57,8 +49,10 @@ std::vector<at::Tensor> kept_here() {
   return kept;
 }
 
+std::vector<int> some_devices() { return accelerators() > 1 ? std::vector{0, 1} : std::vector{0}; }
+
 DeviceWorkers::DeviceWorkers() {
-  simulated_accelerator({.most_late = Micros(500)});
+  accelerators();  // as above
   if (GetParam().reach == DeviceRoom::Reach::kByName) {
     start_processes();
   } else {
@@ -76,8 +70,7 @@ DeviceWorkers::~DeviceWorkers() {
   processes_.reset();
   end_workers();
   EXPECT_THAT(wrong_here(), IsEmpty());
-  EXPECT_EQ(simulated_accelerator().opened(), 0u);
-  EXPECT_EQ(simulated_accelerator().events(), 0u);
+  EXPECT_EQ(accelerator_use(), AcceleratorUse());
 }
 
 void DeviceWorkers::end_workers() {
@@ -117,7 +110,7 @@ void DeviceWorkers::use(DeviceRecord::Maps of_w0, DeviceRecord::Maps of_w1, Devi
 
 void DeviceWorkers::start_processes(const ClusterOptions& options) {
   processes_.reset();
-  EXPECT_EQ(simulated_accelerator().events(), 0u) << "of workers that have ended";
+  EXPECT_EQ(accelerator_use().events, 0u) << "of workers that have ended";
   processes_ = in_processes("shm").make(options);
   lost_ = false;
 }

@@ -1,5 +1,4 @@
-// DeviceWorkers: two workers with simulated devices, for each way of a tensor from one to the
-// other.
+// DeviceWorkers: two workers with devices, for each way of a tensor from one to the other.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,7 +11,7 @@
 #include <farspan/rpc/device/device_room.h>
 
 #include "conformance/cluster.h"
-#include "support/simulated_accelerator.h"
+#include "support/accelerator.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -27,14 +26,14 @@ inline constexpr Way kByHost{"ByHost", DeviceRoom::Reach::kByHost};
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 inline const auto name_of_way = [](const auto& way) { return std::string(way.param.name); };
 
-// In the environment of a process that is to have fewer devices than the others: how many.
-inline constexpr char kDevicesVariable[] = "TEST_DEVICES";
-
 // What functions keep in this process, until the test ends.
 //
 // Threading: any thread.
 void keep_here(const at::Tensor& tensor);
 std::vector<at::Tensor> kept_here();
+
+// One device, or two where there are.
+std::vector<int> some_devices();
 
 // Workers of this process, or of two. Each test ends with devices as it found them.
 class DeviceWorkers : public ::testing::TestWithParam<Way> {

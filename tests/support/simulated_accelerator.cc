@@ -1,4 +1,4 @@
-#include "support/simulated_accelerator.h"
+#include "support/accelerator.h"
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -10,21 +10,27 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <farspan/c10d/device/simulated/simulated.h>
 #include <farspan/c10d/streams/streams.h>
 #include <farspan/rpc/device/accelerator.h>
+
+#include "support/seeded_random.h"
 
 namespace farspan::testing {
 namespace {
@@ -33,7 +39,8 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 
 constexpr DeviceType kType = DeviceType::PrivateUse1;
-constexpr int kDevices = kSimulatedDevices;  // at most
+constexpr int kDevices = 3;  // at most
+constexpr char kDevicesVariable[] = "FARSPAN_SIMULATED_DEVICES";
 thread_local bool allocates_unnamed = false;
 constexpr int kStreams = 9;  // of each device: the default one, and a pool
 
@@ -41,7 +48,11 @@ std::shared_ptr<device::SimulatedDevices>& shared_devices() {
   static auto* devices = new std::shared_ptr<device::SimulatedDevices>;  // until the process ends
   return *devices;
 }
-device::SimulatedDevices& devices() { return *shared_devices(); }
+void open();
+device::SimulatedDevices& devices() {
+  open();
+  return *shared_devices();
+}
 
 thread_local DeviceIndex current_device = 0;
 thread_local std::array<int, kDevices> current_streams{};
@@ -142,7 +153,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_device = device.index();
   }
   DeviceIndex deviceCount() const noexcept override {
-    return static_cast<DeviceIndex>(shared_devices() ? devices().count() : kDevices);
+    return static_cast<DeviceIndex>(shared_devices() ? shared_devices()->count() : kDevices);
   }
 
   static DeviceIndex index_of(c10::Device device) {
@@ -340,6 +351,22 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
+// When this is first called.
+void open() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    device::SimulationOptions options;
+    const char* const count = std::getenv(kDevicesVariable);
+    options.devices = count ? std::min(std::atoi(count), kDevices) : kDevices;
+    options.most_late = Micros(500);
+    options.seed = seed_of_run("simulated devices");
+    shared_devices() = device::make_simulated_devices(options);
+    c10::register_privateuse1_backend("simulated");  // an accelerator, also for LibTorch's Nodes
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
+    register_accelerator([] { return Accelerator{kType, shared_devices(), ""}; });
+  });
+}
+
 }  // namespace
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -358,24 +385,25 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
-device::SimulatedDevices& simulated_accelerator(device::SimulationOptions options, int count) {
-  static std::once_flag once;
-  std::call_once(once, [&] {
-    options.devices = count;
-    shared_devices() = device::make_simulated_devices(options);
-    c10::register_privateuse1_backend("simulated");  // an accelerator, also for LibTorch's Nodes
-    at::RegisterPrivateUse1HooksInterface(new Hooks);
-    register_accelerator([] { return Accelerator{kType, shared_devices(), ""}; });
-  });
-  return devices();
+int accelerators() { return devices().count(); }
+
+at::Device accelerator(int number) {
+  devices();
+  return {kType, static_cast<DeviceIndex>(number)};
 }
 
-void hold_up_current_stream(at::Device device, Future<void> until) {
-  const c10::impl::VirtualGuardImpl guard(kType);
-  devices().then(Guard::native(guard.getStream(device)), [until] { until.wait(); });
+std::pair<std::string, std::string> with_accelerators(int count) {
+  return {kDevicesVariable, std::to_string(count)};
 }
 
-void settle_simulated_devices() {
+AcceleratorUse accelerator_use() {
+  AcceleratorUse use{0, devices().opened(), devices().events(), devices().faults()};
+  for (int device = 0; device < devices().count(); ++device)
+    use.bytes += devices().allocated(device);
+  return use;
+}
+
+void settle_accelerator() {
   for (DeviceIndex device = 0; device < devices().count(); ++device) {
     for (int number = 0; number < kStreams; ++number) {
       devices().synchronize(stream_of(device, number), Deadline::never());
@@ -384,17 +412,16 @@ void settle_simulated_devices() {
   StreamOrderedAllocator::one().settle();
 }
 
-uint64_t requests_of_pinned_memory() { return pinned_memory_requests; }
+void hold_up_current_stream(at::Device device, Future<void> until) {
+  const c10::impl::VirtualGuardImpl guard(kType);
+  devices().then(Guard::native(guard.getStream(device)), [until] { until.wait(); });
+}
+
+void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
+
+std::optional<uint64_t> requests_of_pinned_memory() { return pinned_memory_requests; }
 
 InUnnamedMemory::InUnnamedMemory() { allocates_unnamed = true; }
 InUnnamedMemory::~InUnnamedMemory() { allocates_unnamed = false; }
-
-OnAnotherStream::OnAnotherStream(at::Device device)
-    : before_([&] {
-        const c10::impl::VirtualGuardImpl guard(kType);
-        return guard.exchangeStream(guard.getStreamFromGlobalPool(device));
-      }()) {}
-
-OnAnotherStream::~OnAnotherStream() { c10::impl::VirtualGuardImpl(kType).exchangeStream(before_); }
 
 }  // namespace farspan::testing

@@ -12,8 +12,8 @@
 #include <farspan/c10d/store/hash_store.h>
 #include <farspan/rpc/init/init.h>
 
+#include "support/accelerator.h"
 #include "support/errors.h"
-#include "support/simulated_accelerator.h"
 #include "support/workers.h"
 
 namespace farspan::testing {
@@ -113,7 +113,7 @@ TEST(DeviceMapsOfAWorker, ThatAreTheDefaultNeedNoDevices) {
 // A world of one, whose worker has maps for calls to itself.
 class StartWithMaps : public ::testing::Test {
  protected:
-  StartWithMaps() { simulated_accelerator(); }
+  StartWithMaps() { accelerators(); }
 
   static void start(const std::string& callee, device::DeviceMap map) {
     WorkerOptions options;

@@ -1,0 +1,25 @@
+#include <cuda_runtime_api.h>
+
+#include <farspan/rpc/device/streams.h>
+
+#include "conformance/nccl_in_threads.h"
+
+namespace farspan::testing {
+
+void run_nccl(int ranks, Millis timeout, const Body& body) {
+  run_on_nccl(dist::nccl::registered_library(), ranks, timeout, body);
+}
+
+void CapturedStream::begin(at::Device device) {
+  const auto stream = static_cast<cudaStream_t>(current_stream(device).handle);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+}
+
+void CapturedStream::end(at::Device device) {
+  const auto stream = static_cast<cudaStream_t>(current_stream(device).handle);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
+}
+
+}  // namespace farspan::testing

@@ -1,0 +1,234 @@
+#include "support/accelerator.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+
+#include <farspan/c10d/base/error.h>
+#include <farspan/c10d/device/cuda/cuda.h>
+#include <farspan/rpc/device/accelerator.h>
+#include <farspan/rpc/device/streams.h>
+
+namespace farspan::testing {
+namespace {
+
+using device::Event;
+using device::Stream;
+
+constexpr char kVisible[] = "CUDA_VISIBLE_DEVICES";
+
+// The GPUs; counts what is taken of them and not given back, and does not open memory when told so.
+class WatchedDevices final : public device::Devices {
+ public:
+  std::string_view kind() const noexcept override { return gpus_->kind(); }
+  int count() const override { return gpus_->count(); }
+  std::string uuid(int device) const override { return gpus_->uuid(device); }
+  void enter(int device) override { gpus_->enter(device); }
+
+  void* allocate(int device, size_t bytes) override {
+    void* const memory = gpus_->allocate(device, bytes);
+    const std::lock_guard lock(mutex_);
+    allocated_[memory] = bytes;
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    {
+      const std::lock_guard lock(mutex_);
+      allocated_.erase(memory);
+    }
+    gpus_->release(memory);
+  }
+  void* allocate_host(size_t bytes) override { return gpus_->allocate_host(bytes); }
+  void release_host(void* memory) noexcept override { gpus_->release_host(memory); }
+  device::Region region_of(const void* address) const override { return gpus_->region_of(address); }
+
+  Stream new_stream(int device) override { return gpus_->new_stream(device); }
+  void end_stream(Stream stream) noexcept override { gpus_->end_stream(stream); }
+  void copy(Stream stream, void* to, const void* from, size_t bytes) override {
+    gpus_->copy(stream, to, from, bytes);
+  }
+  void then(Stream stream, std::function<void()> done) override {
+    gpus_->then(stream, std::move(done));
+  }
+  bool synchronize(Stream stream, Deadline deadline) override {
+    return gpus_->synchronize(stream, deadline);
+  }
+
+  Event new_event(int device, device::Reach reach) override {
+    const Event event = gpus_->new_event(device, reach);
+    ++events_;
+    return event;
+  }
+  void end_event(Event event) noexcept override {
+    --events_;
+    gpus_->end_event(event);
+  }
+  void record(Event event, Stream stream) override { gpus_->record(event, stream); }
+  void wait(Stream stream, Event event) override { gpus_->wait(stream, event); }
+  bool has_come(Event event) override { return gpus_->has_come(event); }
+
+  device::MemoryName name_memory(void* base) override { return gpus_->name_memory(base); }
+  void* open_memory(int device, const device::MemoryName& name) override {
+    if (!may_open_) {
+      throw Error(Code::kUnavailable,
+                  "memory of other processes cannot be opened: as the test says");
+    }
+    void* const memory = gpus_->open_memory(device, name);
+    ++opened_;
+    return memory;
+  }
+  void close_memory(void* opened) noexcept override {
+    --opened_;
+    gpus_->close_memory(opened);
+  }
+  device::EventName name_event(Event event) override { return gpus_->name_event(event); }
+  Event open_event(int device, const device::EventName& name) override {
+    const Event event = gpus_->open_event(device, name);
+    ++events_;
+    return event;
+  }
+
+  void let_memory_be_opened(bool may) { may_open_ = may; }
+  uint64_t allocated() const {
+    const std::lock_guard lock(mutex_);
+    return std::accumulate(allocated_.begin(), allocated_.end(), uint64_t{0},
+                           [](uint64_t sum, const auto& one) { return sum + one.second; });
+  }
+  size_t opened() const { return opened_; }
+  size_t events() const { return events_; }
+
+ private:
+  const std::unique_ptr<device::Devices> gpus_ = device::make_cuda_devices();
+  std::atomic<bool> may_open_{true};
+  std::atomic<size_t> opened_{0}, events_{0};
+  mutable std::mutex mutex_;
+  std::map<void*, size_t> allocated_;
+};
+
+WatchedDevices& devices() {
+  static const auto& watched = *new auto([] {  // until the process ends
+    const auto made = std::make_shared<WatchedDevices>();
+    register_accelerator([made] { return Accelerator{c10::kCUDA, made, ""}; });
+    return made;
+  }());
+  return *watched;
+}
+
+// Words that the devices look at. Each is used once.
+class Flags {
+ public:
+  static Flags& all() {
+    static auto* const flags = new Flags;
+    return *flags;
+  }
+  std::atomic<uint32_t>& next() {
+    const size_t number = used_++;
+    if (number >= kCount) throw std::logic_error("a test holds up more than there are flags");
+    return flags_[number];
+  }
+
+ private:
+  static constexpr size_t kCount = 1 << 14;
+  std::atomic<size_t> used_{0};
+  std::atomic<uint32_t>* const flags_ =
+      new (devices().allocate_host(kCount * sizeof(uint32_t))) std::atomic<uint32_t>[kCount] {};
+};
+
+PFN_cuStreamWaitValue32_v11070 wait_for_value() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function,
+                                                             11070, cudaEnableDefault, &found);
+  if (error != cudaSuccess || !function) throw std::runtime_error("no cuStreamWaitValue32");
+  return reinterpret_cast<PFN_cuStreamWaitValue32_v11070>(function);
+}
+
+class NeedsGpus final : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    const std::string why = device::why_no_cuda_devices();
+    if (!why.empty()) GTEST_SKIP() << "no GPU: " << why;
+  }
+};
+const ::testing::Environment* const needs_gpus = ::testing::AddGlobalTestEnvironment(new NeedsGpus);
+
+// A stream that is held up does not hold up others: each has a queue of its own.
+const int have_own_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+
+}  // namespace
+
+int accelerators() { return devices().count(); }
+
+at::Device accelerator(int number) {
+  devices();
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(number)};
+}
+
+std::pair<std::string, std::string> with_accelerators(int count) {
+  const char* const visible = std::getenv(kVisible);
+  std::string all = visible ? visible : "";
+  for (int device = 0; !visible && device < accelerators(); ++device) {
+    all += (device > 0 ? "," : "") + std::to_string(device);
+  }
+  size_t end = 0;
+  for (int device = 0; device < count && end != std::string::npos; ++device) {
+    end = all.find(',', end + 1);
+  }
+  return {kVisible, all.substr(0, end)};
+}
+
+AcceleratorUse accelerator_use() {
+  AcceleratorUse use{devices().allocated(), devices().opened(), devices().events(), {}};
+  for (int device = 0; device < accelerators(); ++device) {
+    const auto statistics =
+        c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    use.bytes += static_cast<uint64_t>(statistics.allocated_bytes[0].current);  // [0]: all kinds
+  }
+  return use;
+}
+
+void settle_accelerator() {
+  for (int device = 0; device < accelerators(); ++device) {
+    accelerator_guard().synchronizeDevice(static_cast<c10::DeviceIndex>(device));
+  }
+}
+
+// By a wait of the device's: a function of the host's would hold up those of all streams.
+void hold_up_current_stream(at::Device device, Future<void> until) {
+  static const auto wait = wait_for_value();
+  std::atomic<uint32_t>& flag = Flags::all().next();
+  const Stream stream = current_stream(device);
+  const CUresult given = wait(static_cast<CUstream>(stream.handle),
+                              reinterpret_cast<CUdeviceptr>(&flag), 1, CU_STREAM_WAIT_VALUE_EQ);
+  if (given != CUDA_SUCCESS) {
+    throw std::runtime_error("cuStreamWaitValue32: error " + std::to_string(given));
+  }
+  (void)until.then([&flag](const Future<void>&) { flag.store(1); });
+}
+
+void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
+
+std::optional<uint64_t> requests_of_pinned_memory() { return std::nullopt; }
+
+// Of all threads here, and nothing of what is there to be used again.
+InUnnamedMemory::InUnnamedMemory() {
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+}
+InUnnamedMemory::~InUnnamedMemory() {
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+  c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+}  // namespace farspan::testing
