@@ -256,6 +256,13 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
   return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
 }
 
+std::string DeviceRoom::note_of_unseen(int peer, int here) const {
+  const std::string& uuid = own().uuids[static_cast<size_t>(here)];
+  const auto& seen = records_[static_cast<size_t>(peer)].uuids;
+  if (std::ranges::find(seen, uuid) != seen.end()) return "";
+  return "; that process does not see " + uuid + " (CUDA_VISIBLE_DEVICES)";
+}
+
 void DeviceRoom::close_idle_imports() {
   if (!looks_.exchange(true)) close_idle_imports_later(worker_.messenger().now());
 }

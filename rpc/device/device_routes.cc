@@ -283,7 +283,7 @@ DeviceRoutes::Verdict DeviceRoutes::ask(int peer, int here, int there, Deadline 
   try {
     const std::optional<Error> objection = answer->future().value();
     if (!objection) return {""};
-    return {objection->message(), is_passing(*objection)};
+    return {objection->message() + room_.note_of_unseen(peer, here), is_passing(*objection)};
   } catch (const Error& error) {
     if (error.code() != Code::kTimeout || must_wait || deadline.expired()) throw;
     return {"that worker has not tried it in time", true};

@@ -15,6 +15,7 @@
 #include <farspan/rpc/agent/agent.h>
 #include <farspan/rpc/call/registry.h>
 #include <farspan/rpc/device/device_room.h>
+#include <farspan/rpc/init/assembly.h>
 #include <farspan/rpc/init/rooms.h>
 
 namespace farspan {
@@ -47,17 +48,6 @@ void check_name(const std::string& name) {
       .advice("use 1 to 128 letters, digits, '_', '-', ':' or '.'");
 }
 
-// Puts this rank's value under `what`, and gets everybody's.
-std::vector<std::string> exchange(dist::Store& store, const std::string& what, int rank,
-                                  int world_size, const std::string& value, Deadline deadline) {
-  store.set(what + "/" + std::to_string(rank), value);
-  std::vector<std::string> keys;
-  for (int other = 0; other < world_size; ++other)
-    keys.push_back(what + "/" + std::to_string(other));
-  store.wait(keys, std::max(Millis(1), std::chrono::ceil<Millis>(deadline.remaining())));
-  return store.multi_get(keys);
-}
-
 dist::Rendezvous meeting_place(const WorkerOptions& options) {
   dist::RendezvousOptions where;
   where.rank = options.rank;
@@ -68,13 +58,13 @@ dist::Rendezvous meeting_place(const WorkerOptions& options) {
 }
 
 // Loopback while all share this host; else the address by which this host reaches the store.
-std::string choose_bind_host(dist::Store& store, const dist::Rendezvous& job, Deadline deadline) {
+//   hosts  of all ranks
+std::string choose_bind_host(const std::vector<std::string>& hosts, dist::Store& store) {
   const std::string mine = net::host_id();
-  const auto hosts = exchange(store, "host", job.rank, job.world_size, mine, deadline);
   const bool one_host =
       std::all_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host == mine; });
   if (one_host) return "127.0.0.1";
-  if (auto own = dist::address_towards(*job.store)) return *own;
+  if (auto own = dist::address_towards(store)) return *own;
   throw Error(Code::kInvalidArgument, "no address of this host is known that other hosts reach")
       .operation("init_rpc")
       .advice("set WorkerOptions::bind_host");
@@ -106,22 +96,11 @@ struct Record {
   }
 };
 
-std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& options) {
-  const Deadline deadline = Deadline::in(options.init_timeout);
-  Registry::global().check();
-  for (const auto& [callee, map] : options.device_maps) check_name(callee);
-  for (const std::string& note : Registry::global().notes()) log(LogLevel::kInfo, "call", note);
-  const dist::Rendezvous job = meeting_place(options);
-  const std::string generation =
-      dist::agree_on_generation(*job.store, job.rank, job.world_size, deadline);
-  dist::PrefixStore store("farspan/" + generation + "/rpc", job.store);
-
+agent::AgentOptions agent_options(const std::string& name, const WorkerOptions& options) {
   agent::AgentOptions setup;
-  setup.self = {name, job.rank};
-  setup.generation = generation;
+  setup.self.name = name;
   setup.transports = options.transports;
-  setup.bind_host =
-      options.bind_host.empty() ? choose_bind_host(store, job, deadline) : options.bind_host;
+  setup.bind_host = options.bind_host;
   setup.connect_timeout = options.connect_timeout;
   setup.reactor.threads = options.threads;
   setup.reactor.max_threads = options.max_threads;
@@ -133,12 +112,18 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
   for (const Function* function : Registry::global().all()) {
     setup.functions.push_back({function->id, function->name, function->signature});
   }
+  return setup;
+}
+
+std::shared_ptr<Worker> join_others(Assembly& all, const dist::Rendezvous& job,
+                                    agent::AgentOptions setup, const WorkerOptions& options) {
+  const auto hosts = all.exchange(Assembly::Step::kHosts, net::host_id());
+  if (setup.bind_host.empty()) setup.bind_host = choose_bind_host(hosts, *job.store);
   auto agent = std::make_shared<agent::Agent>(std::move(setup));
   const Record own{agent->record(), DeviceRecord::of_this_process(options.device_maps)};
   std::vector<agent::PeerRecord> records;
   std::vector<DeviceRecord> devices;
-  for (const std::string& text :
-       exchange(store, "worker", job.rank, job.world_size, own.to_text(), deadline)) {
+  for (const std::string& text : all.exchange(Assembly::Step::kWorkers, own.to_text())) {
     Record one = Record::from_text(text);
     records.push_back(std::move(one.worker));
     devices.push_back(std::move(one.devices));
@@ -153,8 +138,27 @@ std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& optio
   });
   DeviceRoom::install(*worker, std::move(devices), options.device_to_device);
   furnish(*worker);
-  exchange(store, "ready", job.rank, job.world_size, "1", deadline);  // each can be called now
+  all.exchange(Assembly::Step::kReady, "");  // each can be called now
   return worker;
+}
+
+std::shared_ptr<Worker> join(const std::string& name, const WorkerOptions& options) {
+  const Deadline deadline = Deadline::in(options.init_timeout);
+  Registry::global().check();
+  for (const auto& [callee, map] : options.device_maps) check_name(callee);
+  for (const std::string& note : Registry::global().notes()) log(LogLevel::kInfo, "call", note);
+  const dist::Rendezvous job = meeting_place(options);
+  agent::AgentOptions setup = agent_options(name, options);
+  setup.self.rank = job.rank;
+  setup.generation = dist::agree_on_generation(*job.store, job.rank, job.world_size, deadline);
+  dist::PrefixStore store("farspan/" + setup.generation + "/rpc", job.store);
+  Assembly all(store, job.rank, job.world_size, deadline);
+  try {
+    return join_others(all, job, std::move(setup), options);
+  } catch (...) {
+    all.refuse(name, to_error(std::current_exception()));
+    throw;
+  }
 }
 
 }  // namespace

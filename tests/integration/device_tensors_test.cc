@@ -32,6 +32,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Tensor same(const Tensor& x) { return x; }
 Tensor copied(const Tensor& x) { return x.clone(); }
@@ -348,7 +349,8 @@ TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
     EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(round)));
   }
   EXPECT_FALSE(way_of(w0(), 0).is_direct);
-  EXPECT_THAT(way_of(w0(), 0).why_not_direct, HasSubstr("cannot be opened"));
+  EXPECT_THAT(way_of(w0(), 0).why_not_direct,
+              AllOf(HasSubstr("cannot be opened"), Not(HasSubstr("does not see"))));
   EXPECT_EQ(w0().rpc_sync(1, way_back), "") << "here it can be";
   EXPECT_EQ(w0().rpc_sync(1, bytes_of_devices), 0u);
   EXPECT_GT(w0().counters().bytes_of_devices, 0u);
@@ -475,6 +477,17 @@ TEST_P(DevicesByName, ThatTheOtherWorkerLacksArriveWhereTheMapSays) {
   const Tensor back = w0().rpc_sync(1, copied, x);
   EXPECT_EQ(back.device(), accelerator(last));
   EXPECT_TRUE(is(back, numbers(3)));
+}
+
+TEST_P(DevicesByName, SayWhereTheOtherProcessDoesNotSeeTheDevice) {
+  if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
+  const int last = accelerators() - 1;
+  start_processes(where_w1_has_fewer({{"w1", {{cuda(last), cuda(0)}}}}));
+  const Unopened arguments(w0(), 1);
+  w0().rpc_sync(1, take, numbers(1).to(accelerator(last)));
+  EXPECT_THAT(way_of(w0(), last).why_not_direct,
+              AllOf(HasSubstr("cannot be opened"), HasSubstr("does not see "),
+                    HasSubstr("CUDA_VISIBLE_DEVICES")));
 }
 
 // What a worker says of itself decides, and so does what it asks for.

@@ -11,6 +11,7 @@
 #include <farspan/rpc/init/init.h>
 #include <farspan/rpc/rpc.h>
 
+#include "c10d/store/reserved_port.h"
 #include "rpc/init/launch.h"
 #include "support/errors.h"
 
@@ -215,6 +216,25 @@ TEST(FrontDoor, TwoOfOneNameAreBothTold) {
     expect_failure(*process, {"ALREADY_EXISTS: init_rpc", "ranks 0 and 1 are both called 'trainer'",
                               "a name of its own"});
   }
+}
+
+// Also where the store is that of one that does not join.
+TEST(FrontDoor, TheOthersAreToldWhoseNameIsTaken) {
+  const ReservedPort port;
+  Launch launch;
+  const auto start = [&](int rank, const char* name) -> Process& {
+    return launch.start("join", rank, 3,
+                        {{"TEST_NAME", name},
+                         {"TEST_TIMEOUT_MS", "60000"},
+                         {"MASTER_PORT", std::to_string(port.number())},
+                         {"TORCHELASTIC_USE_AGENT_STORE", ""}});
+  };
+  Process& first = start(0, "trainer");
+  Process& other = start(1, "ps");
+  Process& second = start(2, "trainer");
+  for (Process* process : {&first, &second}) expect_failure(*process, {"ALREADY_EXISTS: init_rpc"});
+  expect_failure(other, {"UNAVAILABLE: init_rpc: worker 'trainer' (rank ", "does not join",
+                         "ranks 0 and 2 are both called 'trainer'", "mend that there"});
 }
 
 TEST(FrontDoor, TwoOfOneRankAreTold) {
