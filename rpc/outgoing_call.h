@@ -38,6 +38,9 @@ class PendingResult : public agent::ReplyHandler {
   void on_reply(wire::InFrame&& reply) noexcept final;
   void on_error(const Error& why) noexcept final;
 
+  // False: there is no call to be given up any more.
+  bool give_up() { return worker_->messenger().cancel(peer_, *this); }
+
   int peer() const noexcept { return peer_; }
   // Keeps something alive until the call has ended: the reference that it was made through.
   void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
@@ -109,6 +112,7 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
     if constexpr (!std::is_void_v<T>) Codec<T>::read(value, reader);
   }
   bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
+  bool cancel() override { return give_up(); }
   void take_over() override {
     wait_for_devices();
     observe_device_work();  // of what was called back meanwhile

@@ -125,7 +125,8 @@ requires(!std::is_same_v<Fn, Builtin>) auto rpc_sync(const WorkerTarget& to,
   return current_worker().rpc_sync(to, options, fn, std::forward<Args>(args)...);
 }
 
-// The same without waiting for the answer. The error, if any, is in the Future.
+// The same without waiting for the answer. The error, if any, is in the Future; its cancel() gives
+// the call up.
 // It BLOCKS while calls to that worker that are unanswered, or not sent yet, hold
 // WorkerOptions::max_in_flight_bytes: until there is room, and, unless it is small, behind the
 // calls that came before. At the call's deadline it returns, and the Future holds kTimeout. Within

@@ -150,6 +150,14 @@ class Future {
   bool has_error() const noexcept { return ready() && state_->failed(); }
   const Error& error() const noexcept { return state_->error(); }  // when has_error()
 
+  // Gives up a call that has not been answered: before this returns rpc_async's future has ended
+  // with kCancelled, and so do those that then() has made of it; continuations run in this thread.
+  // As after a timeout, what the call has lent is the caller's again, an answer that still comes is
+  // dropped, and the function may run, or have run, all the same.
+  //   returns  false: nothing was given up. It is ready, or its answer is just being read, or it
+  //            comes of no call (a promise's future, say)
+  bool cancel() const { return live().cancel(); }
+
   // Runs `fn` when ready: in the thread that delivers the result, or at once in this one. If a
   // callback before it blocks: in another thread of the worker's; after it, where no worker is
   // waited for. It must not throw. It may take long, and block: then it needs one of the worker's

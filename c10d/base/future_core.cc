@@ -129,6 +129,11 @@ void FutureCore::comes_of(const std::shared_ptr<FutureCore>& source) noexcept {
   source_ = first && !first->ready() ? first : source;
 }
 
+bool FutureCore::cancel() {
+  const auto source = ready() ? nullptr : source_.lock();
+  return source && source->cancel();
+}
+
 // With a deadline not: that way the thread may run what the future comes of, however long it takes.
 bool FutureCore::block(Deadline deadline) {
   const auto source = deadline.is_never() ? source_.lock() : nullptr;

@@ -90,6 +90,11 @@ class FutureCore {
   // callers do. Before it is shared.
   void comes_of(const std::shared_ptr<FutureCore>& source) noexcept;
 
+  // Gives up what would make it ready, where somebody can: by then it has, with an error. Else what
+  // it comes of is asked.
+  //   returns  false: nothing was given up
+  virtual bool cancel();
+
   // Sleeps without helping anybody.
   bool sleep(Deadline deadline);
 

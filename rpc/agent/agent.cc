@@ -278,6 +278,11 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
           .advice("look at that worker's log, and at the network on the way to it"));
 }
 
+bool Agent::cancel(int to, const ReplyHandler& handler) {
+  const auto line = known_line(to);  // those of an earlier one have ended with it
+  return line && line->cancel(handler);
+}
+
 void Agent::post(int to, wire::OutFrame& frame) {
   frame.header.flags |= wire::kOneWay;
   try {

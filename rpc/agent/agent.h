@@ -72,6 +72,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void handle(wire::Kind kind, Run run, Handler handler) override;
   void call(int to, wire::OutFrame& frame, Deadline deadline, std::shared_ptr<ReplyHandler> handler,
             bool will_wait) override;
+  bool cancel(int to, const ReplyHandler& handler) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
   bool wait_and_serve(FutureCore& future, int from,

@@ -185,6 +185,15 @@ bool Connection::call(wire::OutFrame& frame, Deadline deadline,
   return true;
 }
 
+bool Connection::cancel(const ReplyHandler& handler) {
+  std::vector<PendingCalls::Taken> calls;
+  calls.push_back(pending_.take_that_of(handler));
+  if (!calls[0].handler) return false;
+  recall({calls[0].id});
+  end_calls(std::move(calls), Error(Code::kCancelled, "its caller has given it up"), [] {});
+  return true;
+}
+
 // They are over, and what they would send may change.
 void Connection::recall(std::vector<uint64_t> requests) {
   if (!outbox_.has_left()) return;

@@ -91,6 +91,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   //            nothing, and the frame is as it was: for another line
   bool call(wire::OutFrame& frame, Deadline deadline, const std::shared_ptr<ReplyHandler>& handler,
             bool will_wait);
+  // Ends the call of `handler` as its deadline would, with kCancelled; false: it has none here.
+  bool cancel(const ReplyHandler& handler);
   // In place of an answer that is too large for the wire a failed one is sent; another frame is
   // dropped, and logged.
   void send(wire::OutFrame& frame);

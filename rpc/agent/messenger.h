@@ -156,6 +156,10 @@ class Messenger {
   virtual void call(int to, wire::OutFrame& frame, Deadline deadline,
                     std::shared_ptr<ReplyHandler> handler, bool will_wait) = 0;
 
+  // Ends a call that waits for its answer as its deadline would, but with kCancelled.
+  //   returns  false: none of `handler` waits there
+  virtual bool cancel(int to, const ReplyHandler& handler) = 0;
+
   // Sends without an answer; may be lost when the peer is.
   virtual void post(int to, wire::OutFrame& frame) = 0;
 

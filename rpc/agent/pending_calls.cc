@@ -51,6 +51,13 @@ PendingCalls::Taken PendingCalls::take(uint64_t id) {
   return take_locked(slot);
 }
 
+PendingCalls::Taken PendingCalls::take_that_of(const ReplyHandler& handler) {
+  MutexLock lock(mutex_);
+  const auto call =
+      std::ranges::find(slots_, &handler, [](const Call& one) { return one.handler.get(); });
+  return call == slots_.end() ? Taken{} : take_locked(static_cast<size_t>(call - slots_.begin()));
+}
+
 bool PendingCalls::is_earliest(Deadline deadline) {
   if (deadline.is_never()) return false;
   MutexLock lock(mutex_);

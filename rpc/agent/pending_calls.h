@@ -29,6 +29,8 @@ class PendingCalls {
   uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes,
                uint64_t offer = 0);
   Taken take(uint64_t id);
+  // The call whose answer it waits for: looks at all.
+  Taken take_that_of(const ReplyHandler& handler);
 
   // True when no timer is set as early as `deadline`: set one.
   bool is_earliest(Deadline deadline);

@@ -256,11 +256,11 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
   return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
 }
 
-std::string DeviceRoom::note_of_unseen(int peer, int here) const {
-  const std::string& uuid = own().uuids[static_cast<size_t>(here)];
-  const auto& seen = records_[static_cast<size_t>(peer)].uuids;
-  if (std::ranges::find(seen, uuid) != seen.end()) return "";
-  return "; that process does not see " + uuid + " (CUDA_VISIBLE_DEVICES)";
+std::string DeviceRoom::note_of_unseen(int peer, int device) const {
+  if (device < 0 || device >= devices_of(peer)) return "";
+  const std::string& uuid = records_[static_cast<size_t>(peer)].uuids[static_cast<size_t>(device)];
+  if (std::ranges::find(own().uuids, uuid) != own().uuids.end()) return "";
+  return "; its process does not see device " + uuid;
 }
 
 void DeviceRoom::close_idle_imports() {

@@ -69,9 +69,9 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   Reach reach(int peer) const noexcept;
   //   returns  why it is not another one; empty where it is as direct as can be
   std::string why_not_by_name(int peer) const;
-  // To be added to that worker's reason why it cannot open memory of `here`: that it does not see
-  // the device, in whatever number; empty: it does.
-  std::string note_of_unseen(int peer, int here) const;
+  // To be added to the reason why memory of that worker's device cannot be opened here: that this
+  // process does not see the device, by whatever number; empty: it does.
+  std::string note_of_unseen(int peer, int device) const;
 
   Worker& worker() noexcept { return worker_; }
   device::Devices& devices() noexcept { return *accelerator_.devices; }

@@ -283,7 +283,7 @@ DeviceRoutes::Verdict DeviceRoutes::ask(int peer, int here, int there, Deadline 
   try {
     const std::optional<Error> objection = answer->future().value();
     if (!objection) return {""};
-    return {objection->message() + room_.note_of_unseen(peer, here), is_passing(*objection)};
+    return {objection->message(), is_passing(*objection)};
   } catch (const Error& error) {
     if (error.code() != Code::kTimeout || must_wait || deadline.expired()) throw;
     return {"that worker has not tried it in time", true};
@@ -323,7 +323,12 @@ void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline 
     throw Error(Code::kCorrupt, "a probe of something else than a device");
   }
   const auto spot = Spot::make(room_, there);
-  room_.imports().copy(room_.export_key(peer), from, spot->memory(), spot->stream());
+  try {
+    room_.imports().copy(room_.export_key(peer), from, spot->memory(), spot->stream());
+  } catch (const Error& error) {
+    if (error.code() == Code::kCorrupt) throw;
+    throw Error(error.code(), error.message() + room_.note_of_unseen(peer, from.device));
+  }
   room_.close_idle_imports();
   spot->read();
   if (!room_.devices().synchronize(spot->stream(), deadline)) {

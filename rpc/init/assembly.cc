@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <new>
 #include <utility>
 
 namespace farspan {
@@ -10,7 +11,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kSteps{"host", "worker", "ready"};
 constexpr std::string_view kHeard = "heard";
-constexpr Millis kHeardWithin{1000};
+constexpr Millis kHeardWithin{5000};  // some come later
 
 // The first character of what is put down.
 constexpr char kValue = '+', kRefusal = '-';
@@ -39,13 +40,18 @@ std::vector<std::string> Assembly::exchange(Step step, const std::string& value)
   store_.wait(keys, std::max(Millis(1), std::chrono::ceil<Millis>(deadline_.remaining())));
   std::vector<std::string> values = store_.multi_get(keys);
   for (std::string& one : values) {
-    const bool refuses = one.starts_with(kRefusal);
+    const char first = one.empty() ? '\0' : one[0];
     one.erase(0, 1);
-    if (!refuses) continue;
-    store_.set(key_of(kHeard, rank_), "");
-    throw Error(Code::kUnavailable, one)
+    if (first == kValue) continue;
+    leave("");
+    if (first == kRefusal) {
+      throw Error(Code::kUnavailable, one)
+          .operation("init_rpc")
+          .advice("mend that there, and start all of them again");
+    }
+    throw Error(Code::kCorrupt, "what another worker has written is of another version of farspan")
         .operation("init_rpc")
-        .advice("mend that there, and start all of them again");
+        .advice("build all workers with the same one");
   }
   steps_done_ = number + 1;
   is_over_ = false;
@@ -53,17 +59,26 @@ std::vector<std::string> Assembly::exchange(Step step, const std::string& value)
 }
 
 void Assembly::refuse(const std::string& name, const Error& why) noexcept {
-  if (std::exchange(is_over_, true) || world_size_ == 1) return;
+  if (std::exchange(is_over_, true) || steps_done_ == kSteps.size()) return;
   try {
-    const std::string text = kRefusal + ("worker '" + name + "' (rank " + std::to_string(rank_)) +
-                             ") does not join: " + why.what();
-    store_.set(key_of(kHeard, rank_), "");
-    for (size_t step = steps_done_; step < kSteps.size(); ++step) {
-      store_.set(key_of(kSteps[step], rank_), text);
-    }
-    store_.wait(keys_of(kHeard), kHeardWithin);
+    leave("worker '" + name + "' (rank " + std::to_string(rank_) +
+          ") does not join: " + why.what());
+  } catch (const std::bad_alloc&) {  // then they wait in vain
+  }
+}
+
+// By a store with a limit of its own. What it throws is no news: it is gone, or others come later,
+// or not at all.
+//   refusal  empty: of another one
+void Assembly::leave(const std::string& refusal) noexcept {
+  if (world_size_ == 1) return;
+  try {
+    const auto store = store_.clone();
+    store->set_timeout(kHeardWithin);
+    store->set(key_of(kHeard, rank_), "");
+    if (!refusal.empty()) store->set(key_of(kSteps[steps_done_], rank_), kRefusal + refusal);
+    store->wait(keys_of(kHeard), kHeardWithin);
   } catch (const std::exception&) {
-    // The store is gone, or others come later, or not at all.
   }
 }
 

@@ -30,13 +30,14 @@ class Assembly {
   //   throws  Error kUnavailable: another rank has refused; else what the store throws
   std::vector<std::string> exchange(Step step, const std::string& value);
 
-  // This rank takes no more steps. Waits until the others have heard, for a second at most, since
-  // the store may be hosted here. Does nothing after an exchange() that has thrown.
+  // This rank takes no more steps. Does nothing after an exchange() that has thrown. Who refuses,
+  // or hears of it, waits until all have, for some seconds at most: the store may be hosted here.
   void refuse(const std::string& name, const Error& why) noexcept;
 
  private:
   static std::string key_of(std::string_view step, int rank);
   std::vector<std::string> keys_of(std::string_view step) const;
+  void leave(const std::string& refusal) noexcept;
 
   dist::Store& store_;
   const int rank_, world_size_;

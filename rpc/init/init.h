@@ -19,9 +19,10 @@ namespace farspan {
 //   returns  the worker; the process keeps it until shutdown()
 //   throws   Error: kInvalidArgument (RANK and the like missing or out of range, a bad name, joined
 //            already), kAlreadyExists (a name that another rank has, a function registered twice, a
-//            port in use), kUnavailable (no store there; another worker does not join: which, and why),
-//            kTimeout (names the ranks that are missing), kDisconnected (the store went away),
-//            kCorrupt (something else listens there), kOverloaded (no descriptors or threads left)
+//            port in use), kUnavailable (no store there; another worker does not join: which, and
+//            why), kTimeout (names the ranks that are missing), kDisconnected (the store went
+//            away), kCorrupt (something else listens there), kOverloaded (no descriptors or threads
+//            left)
 std::shared_ptr<Worker> init_rpc(const std::string& name, WorkerOptions options = {});
 
 // Whether this process has joined a job, or is about to, and has not left it yet.

@@ -1,5 +1,7 @@
 #include <cuda_runtime_api.h>
 
+#include <farspan/c10d/backends/nccl/cuda/library.h>
+#include <farspan/rpc/device/accelerator.h>
 #include <farspan/rpc/device/streams.h>
 
 #include "conformance/nccl_in_threads.h"
@@ -7,7 +9,8 @@
 namespace farspan::testing {
 
 void run_nccl(int ranks, Millis timeout, const Body& body) {
-  run_on_nccl(dist::nccl::registered_library(), ranks, timeout, body);
+  run_on_nccl(dist::nccl::make_nccl_library(registered_accelerator()->devices), ranks, timeout,
+              body);
 }
 
 void CapturedStream::begin(at::Device device) {

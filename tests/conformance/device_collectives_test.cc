@@ -37,8 +37,14 @@ class DeviceCollectives : public CollectiveSuite {
   static int ranks() {
     return GetParam().name == "Nccl" ? std::min(kRanks, accelerators()) : kRanks;
   }
-  ~DeviceCollectives() override { expect_idle_devices(); }
+  void TearDown() override { expect_idle_devices(); }
 };
+
+// Means of three may differ in the last bit.
+bool is_same(const Tensor& x, const Tensor& expected) {
+  if (!at::isFloatingType(expected.scalar_type())) return at::equal(x, expected);
+  return x.sizes() == expected.sizes() && at::allclose(x, expected, 1e-6);
+}
 
 TEST_P(DeviceCollectives, GiveTheResultsOfThoseOfTheProcessor) {
   on_each(ranks(), [](int rank) {
@@ -48,7 +54,7 @@ TEST_P(DeviceCollectives, GiveTheResultsOfThoseOfTheProcessor) {
       const Tensors results = results_of({accelerator_of(rank), ranks()}, rank);
       ASSERT_EQ(results.size(), expected.size());
       for (size_t i = 0; i < results.size(); ++i) {
-        EXPECT_TRUE(at::equal(results[i], expected[i])) << "result " << i;
+        EXPECT_TRUE(is_same(results[i], expected[i])) << "result " << i;
       }
     }
   });
@@ -152,7 +158,7 @@ class NcclCollectives : public ::testing::Test {
   void SetUp() override {
     if (accelerators() < 2) GTEST_SKIP() << kOneEach;
   }
-  ~NcclCollectives() override { expect_idle_devices(); }
+  void TearDown() override { expect_idle_devices(); }
   static void on_each(const Body& body, Millis timeout = 60s) { run_nccl(2, timeout, body); }
   // On the rank's device.
   static Tensor number(int rank, int64_t value) {
@@ -282,8 +288,10 @@ TEST_F(NcclCollectives, AMessageIsOfTheStreamsOnBothRanks) {
   on_each([&](int rank) {
     const OnAnotherStream stream(accelerator_of(rank));
     const Tensor t = number(rank);
+    const auto pass = [&] { return rank == 0 ? dist::isend(t, 1) : dist::irecv(t, 0); };
+    pass().wait(10s);  // the first one connects them
     if (rank == 0) hold_up_current_stream(accelerator_of(rank), go.future());
-    const dist::Work work = rank == 0 ? dist::isend(t, 1) : dist::irecv(t, 0);
+    const dist::Work work = pass();
     work.wait();  // for the other rank, and for no device
     const Tensor twice = t + t;
     EXPECT_FALSE(work.is_completed());

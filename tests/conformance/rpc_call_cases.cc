@@ -304,6 +304,46 @@ TEST_P(RpcSuite, ATimeoutNamesCallWorkerAndTime) {
   EXPECT_GE(error.elapsed(), 30ms);
 }
 
+TEST_P(RpcSuite, ACallThatIsCancelledEndsAtOnceAndItsAnswerIsDropped) {
+  start();
+  const auto call = w0().rpc_async("w1", CallOptions{kNoTimeout}, pass_gate_later, 9);
+  const auto more = call.then([](int64_t x) { return x + 1; });
+  const auto instead = call.on_error([](const Error&) { return int64_t{-1}; });
+  ASSERT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == 1; }));
+  EXPECT_TRUE(more.cancel()) << "what it comes of";
+  ASSERT_TRUE(call.has_error());
+  EXPECT_EQ(call.error().code(), Code::kCancelled);
+  EXPECT_EQ(call.error().operation(), "rpc_async pass_gate_later");
+  EXPECT_EQ(call.error().worker(), "w1");
+  EXPECT_EQ(more.error().code(), Code::kCancelled);
+  EXPECT_EQ(instead.value(), -1);
+  for (const auto& ended : {call, more, instead}) EXPECT_FALSE(ended.cancel());
+  EXPECT_EQ(w0().counters().in_flight, 0);
+  w0().rpc_sync("w1", open_gate);
+  EXPECT_EQ(w0().rpc_sync("w1", add, 1, 1), 2);
+  EXPECT_EQ(call.error().code(), Code::kCancelled);
+  const auto answered = w0().rpc_async("w1", add, 1, 1);
+  EXPECT_EQ(answered.wait(), 2);
+  EXPECT_FALSE(answered.cancel());
+}
+
+TEST_P(RpcSuite, WhoWaitsForACallThatIsCancelledIsBackAtOnce) {
+  if (!GetParam().real) GTEST_SKIP() << "the World has one thread at a time";
+  start();
+  for (const Millis timeout : {Millis(kNoTimeout), Millis(60s)}) {
+    const auto call = w0().rpc_async("w1", CallOptions{timeout}, pass_gate_later, 9);
+    std::thread canceller([&] {
+      EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) >= 1; }));
+      EXPECT_TRUE(call.cancel());
+    });
+    const TimePoint begun = now();
+    EXPECT_EQ(error_in(call).code(), Code::kCancelled);
+    EXPECT_LT(now() - begun, 20s);
+    canceller.join();
+  }
+  w0().rpc_sync("w1", open_gate);
+}
+
 TEST_P(RpcSuite, EachCallHasTheDefaultTimeoutOrItsOwnAndZeroIsNone) {
   start({.rpc_timeout = 40s});
   const int64_t usual = w0().rpc_sync("w1", remaining);

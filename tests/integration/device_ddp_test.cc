@@ -103,7 +103,7 @@ class DeviceDdp : public CollectiveSuite {
     // LibTorch computes the backward passes of a device on one thread of the process.
     if (accelerators() < kRanks) GTEST_SKIP() << "each rank needs a device";
   }
-  ~DeviceDdp() override { expect_idle_devices(); }
+  void TearDown() override { expect_idle_devices(); }
 
   // Each rank on its device, and on a stream of its own.
   void train(const dist::DdpOptions& options, bool rank_1_spares, bool keeps_gradients = false,

@@ -62,6 +62,7 @@ class Callers {
 // Whichever of the two has memory of the other's open, or lends it its own.
 TEST_P(LostDeviceWorkers, LeaveNothingBehindWhenTheyAreKilledAtAnyMoment) {
   SeededRandom random(seed_of_run("kills"));
+  for (const int device : some_devices()) numbers(0).to(accelerator(device));  // real ones begin
   for (int round = 0; round < repetitions(10); ++round) {
     if (round > 0) start_processes();
     Callers callers(w0(), 1);

@@ -60,7 +60,7 @@ DeviceWorkers::DeviceWorkers() {
   }
 }
 
-DeviceWorkers::~DeviceWorkers() {
+void DeviceWorkers::TearDown() {
   using ::testing::IsEmpty;
   if (processes_ && processes_->serves(1)) {
     EXPECT_TRUE(eventually([&] { return w0().rpc_sync(1, wrong_here).empty(); }));

@@ -39,7 +39,7 @@ std::vector<int> some_devices();
 class DeviceWorkers : public ::testing::TestWithParam<Way> {
  protected:
   DeviceWorkers();
-  ~DeviceWorkers() override;
+  void TearDown() override;
 
   // Both anew, with these maps; what they tell of themselves decides about the way. In processes w1
   // has no maps, and allows all.

@@ -116,11 +116,19 @@ void say_ready() {
   std::printf("ready\n");
   std::fflush(stdout);
 }
-// So many calls must have timed out, and three times as many been made, so that others are
-// answered.
-bool has_enough(int64_t calls, int timed_out) {
+// So many calls must have timed out, as many have been cancelled, and four times as many been made,
+// so that others are answered.
+bool has_enough(int64_t calls, int timed_out, int cancelled) {
   const int events = number("TEST_EVENTS");
-  return was_stopped_enough && timed_out >= events && calls >= 3 * events;
+  return was_stopped_enough && timed_out >= events && cancelled >= events && calls >= 4 * events;
+}
+
+// Each second call is cancelled after a while, unless it has ended by then.
+template <class T>
+void cancel_some(int64_t call, const Future<T>& answer, SeededRandom& random) {
+  if (call % 2 == 0) return;
+  answer.wait_for(Millis(static_cast<int64_t>(random.below(4))));
+  answer.cancel();
 }
 
 // Calls with arguments that it changes as soon as a call has ended, with or without an answer.
@@ -129,18 +137,19 @@ int call_and_change() {
   rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
   say_ready();
   SeededRandom random(7);
-  int answered = 0, timed_out = 0, wrong_answers = 0;
-  for (int64_t call = 1; !has_enough(call - 1, timed_out); ++call) {
+  int answered = 0, timed_out = 0, cancelled = 0, wrong_answers = 0;
+  for (int64_t call = 1; !has_enough(call - 1, timed_out, cancelled); ++call) {
     const auto count = static_cast<int64_t>(8'192 + random.below(512 << 10));
     Tensor x = pattern(call, count);
     const CallOptions options{Millis(1 + static_cast<int64_t>(random.below(20)))};
     const auto answer = rpc_async("server", options, exchange, x, call);
+    cancel_some(call, answer, random);
     try {
       wrong_answers += !at::equal(answer.wait(), pattern(call + 1, count));
       ++answered;
     } catch (const Error& error) {
-      if (error.code() != Code::kTimeout) throw;
-      ++timed_out;
+      if (error.code() != Code::kTimeout && error.code() != Code::kCancelled) throw;
+      ++(error.code() == Code::kTimeout ? timed_out : cancelled);
     }
     x.fill_(-1);
   }
@@ -148,8 +157,10 @@ int call_and_change() {
   std::fflush(stdout);
   const auto found = rpc_sync("server", CallOptions{kLong}, findings);
   shutdown();
-  std::printf("%d answered, %d timed out, %ld arguments; %d wrong answers, %ld wrong arguments\n",
-              answered, timed_out, found[0] - 1, wrong_answers, found[1]);
+  std::printf(
+      "%d answered, %d timed out, %d cancelled, %ld arguments; %d wrong answers, %ld wrong "
+      "arguments\n",
+      answered, timed_out, cancelled, found[0] - 1, wrong_answers, found[1]);
   return 0;
 }
 
@@ -159,19 +170,20 @@ int call_and_give() {
   rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
   say_ready();
   SeededRandom random(17);
-  int answered = 0, timed_out = 0, wrong_answers = 0;
+  int answered = 0, timed_out = 0, cancelled = 0, wrong_answers = 0;
   std::deque<std::pair<Tensor, int64_t>> results;
-  for (int64_t call = 1; !has_enough(call - 1, timed_out); ++call) {
+  for (int64_t call = 1; !has_enough(call - 1, timed_out, cancelled); ++call) {
     const auto count = static_cast<int64_t>(8'192 + random.below(256 << 10));
     const CallOptions options{Millis(1 + static_cast<int64_t>(random.below(20)))};
     const auto answer =
         rpc_async("server", options, exchange_shared, shared_pattern(call, count), call);
+    cancel_some(call, answer, random);
     try {
       results.emplace_back(answer.wait(), call + 1);
       ++answered;
     } catch (const Error& error) {
-      if (error.code() != Code::kTimeout) throw;
-      ++timed_out;
+      if (error.code() != Code::kTimeout && error.code() != Code::kCancelled) throw;
+      ++(error.code() == Code::kTimeout ? timed_out : cancelled);
     }
     if (results.size() > 3) {
       const auto& [oldest, seed] = results.front();
@@ -190,9 +202,10 @@ int call_and_give() {
   const bool all_back = !deadline.expired();
   shutdown();
   std::printf(
-      "%d answered, %d timed out, %ld arguments; %d wrong answers, %ld wrong arguments; "
+      "%d answered, %d timed out, %d cancelled, %ld arguments; %d wrong answers, %ld wrong "
+      "arguments; "
       "%s; %s\n",
-      answered, timed_out, found[0] - 1, wrong_answers, found[1],
+      answered, timed_out, cancelled, found[0] - 1, wrong_answers, found[1],
       handed_over > 0 ? "handed over" : "copied", all_back ? "all came back" : "leaked");
   return 0;
 }
@@ -303,7 +316,7 @@ class LentMemory : public ::testing::TestWithParam<int> {
         {{"TEST_WAY", std::to_string(GetParam())}, {"TEST_EVENTS", std::to_string(events)}});
   }
   // Runs that role as the caller, and stops one or the other now and again, until the server, who
-  // reads, has been stopped so often, and as many calls have timed out.
+  // reads, has been stopped so often, and as many calls have timed out, and been cancelled.
   std::string run_with_stops(const std::string& role, int events);
   Launch launch_;
 };
@@ -331,11 +344,14 @@ std::string LentMemory::run_with_stops(const std::string& role, int events) {
   EXPECT_EQ(server.wait(60s).status, 0);
   const std::string found = line_with(" answered, ", end.output);
   EXPECT_THAT(found, HasSubstr("; 0 wrong answers, 0 wrong arguments"));
-  // Expect: calls have ended in both ways.
-  int answered = 0, timed_out = 0;
-  EXPECT_EQ(std::sscanf(found.c_str(), "%d answered, %d timed out", &answered, &timed_out), 2);
+  // Expect: calls have ended in each way.
+  int answered = 0, timed_out = 0, cancelled = 0;
+  EXPECT_EQ(std::sscanf(found.c_str(), "%d answered, %d timed out, %d cancelled", &answered,
+                        &timed_out, &cancelled),
+            3);
   EXPECT_GT(answered, 0);
   EXPECT_GE(timed_out, events);
+  EXPECT_GE(cancelled, events);
   EXPECT_GE(reader_stops, events);
   RecordProperty("ended", found);
   std::printf("%s: %d stops, %d of the reader; %s\n", kWays[GetParam()].name, stops, reader_stops,
@@ -343,8 +359,8 @@ std::string LentMemory::run_with_stops(const std::string& role, int events) {
   return found;
 }
 
-// How many stops, and calls that time out. A thousand take a minute, and more where sanitizers make
-// it slow.
+// How many stops, calls that time out, and calls that are cancelled. A thousand of each take a
+// minute, and more where sanitizers make it slow.
 constexpr int kFew = 80, kSome = kSanitized ? kFew : 250, kMany = kSanitized ? kFew : 500,
               kThousand = kSanitized ? kFew : 1'000;
 

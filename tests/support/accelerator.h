@@ -48,11 +48,15 @@ AcceleratorUse accelerator_use();
 // Waits until every stream is done, and all memory that tensors have let go of is released.
 void settle_accelerator();
 
-// The calling thread's current stream of the device does nothing more until then.
+// The calling thread's current stream of the device does nothing more until then; real ones go on
+// after 20 s.
 void hold_up_current_stream(at::Device device, Future<void> until);
 
 // Whether this process can open memory of others from now on; it can at first.
 void let_memory_be_opened(bool may);
+// Or what another tensor needs may be open already.
+bool has_a_region_for_each_tensor();
+inline constexpr char kSharesRegions[] = "tensors share what is opened";
 
 // How often LibTorch has asked for pinned memory; absent: nobody counts it.
 std::optional<uint64_t> requests_of_pinned_memory();

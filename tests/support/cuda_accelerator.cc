@@ -1,19 +1,25 @@
 #include "support/accelerator.h"
 
+#include <ATen/ATen.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <stdexcept>
+#include <thread>
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/device/cuda/cuda.h>
@@ -119,6 +125,7 @@ class WatchedDevices final : public device::Devices {
 WatchedDevices& devices() {
   static const auto& watched = *new auto([] {  // until the process ends
     const auto made = std::make_shared<WatchedDevices>();
+    at::globalContext().lazyInitDevice(c10::kCUDA);  // its allocator tells nothing before
     register_accelerator([made] { return Accelerator{c10::kCUDA, made, ""}; });
     return made;
   }());
@@ -154,6 +161,25 @@ PFN_cuStreamWaitValue32_v11070 wait_for_value() {
   return reinterpret_cast<PFN_cuStreamWaitValue32_v11070>(function);
 }
 
+constexpr Millis kMostHeldUp{20'000};
+
+// Unless `done` is ready by then.
+void after_a_while(const Future<void>& done, std::function<void()> then) {
+  std::thread([done, then = std::move(then)] {
+    if (!done.wait_for(3 * kMostHeldUp)) then();
+  }).detach();
+}
+
+// The first use of a kernel may wait until the device is idle.
+void warm_up(at::Device device) {
+  static std::mutex mutex;
+  static std::set<c10::DeviceIndex> warm;
+  const std::lock_guard lock(mutex);
+  if (!warm.insert(device.index()).second) return;
+  const at::Tensor x = at::ones({1000}, at::kLong).to(device);
+  (x + x).clone().cpu();
+}
+
 class NeedsGpus final : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -163,8 +189,9 @@ class NeedsGpus final : public ::testing::Environment {
 };
 const ::testing::Environment* const needs_gpus = ::testing::AddGlobalTestEnvironment(new NeedsGpus);
 
-// A stream that is held up does not hold up others: each has a queue of its own.
-const int have_own_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+// As many queues as there can be: of two streams that share one, the one that is held up holds up
+// the other.
+const int have_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 }  // namespace
 
@@ -199,13 +226,22 @@ AcceleratorUse accelerator_use() {
 }
 
 void settle_accelerator() {
+  const Promise<void> settled;
+  after_a_while(settled.future(), [] {
+    std::fprintf(stderr, "the devices of process %d hang\n", getpid());
+    std::abort();
+  });
   for (int device = 0; device < accelerators(); ++device) {
     accelerator_guard().synchronizeDevice(static_cast<c10::DeviceIndex>(device));
   }
+  settled.set_value();
 }
 
-// By a wait of the device's: a function of the host's would hold up those of all streams.
+// By a wait of the device's: a function of the host's would hold up those of all streams. What
+// waits for it in the driver, as the release of memory does, goes on after a while.
 void hold_up_current_stream(at::Device device, Future<void> until) {
+  warm_up(device);
+  const c10::DeviceGuard guard(device);  // its default stream has no handle of its own
   static const auto wait = wait_for_value();
   std::atomic<uint32_t>& flag = Flags::all().next();
   const Stream stream = current_stream(device);
@@ -214,10 +250,16 @@ void hold_up_current_stream(at::Device device, Future<void> until) {
   if (given != CUDA_SUCCESS) {
     throw std::runtime_error("cuStreamWaitValue32: error " + std::to_string(given));
   }
-  (void)until.then([&flag](const Future<void>&) { flag.store(1); });
+  std::thread([&flag, until] {
+    if (!until.wait_for(kMostHeldUp)) std::fprintf(stderr, "a stream was held up for too long\n");
+    flag.store(1);
+  }).detach();
 }
 
 void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
+
+// Small ones share an allocation of LibTorch's.
+bool has_a_region_for_each_tensor() { return false; }
 
 std::optional<uint64_t> requests_of_pinned_memory() { return std::nullopt; }
 

@@ -63,6 +63,9 @@ class SimMessenger::Call final : public agent::ReplyHandler {
     end([&] { handler_->on_error(why); });
   }
 
+  bool is_of(const agent::ReplyHandler& handler) const noexcept {
+    return handler_.get() == &handler;
+  }
   void sent_as(uint64_t id, Deadline deadline) {
     id_ = id;
     endless_ = deadline.is_never();
@@ -132,6 +135,17 @@ void SimMessenger::call(int to, wire::OutFrame& frame, Deadline deadline,
   }
   ++line->requests_sent;
   send_on(*line, frame);
+}
+
+bool SimMessenger::cancel(int to, const agent::ReplyHandler& handler) {
+  const auto line = lines_.find(to);
+  const auto call =
+      std::ranges::find_if(waiting_, [&](const auto& one) { return one.second->is_of(handler); });
+  if (!alive() || line == lines_.end() || call == waiting_.end()) return false;
+  const auto taken = line->second->pending.take_that_of(*call->second);
+  if (!taken.handler) return false;
+  taken.handler->on_error(Error(Code::kCancelled, "its caller has given it up"));
+  return true;
 }
 
 void SimMessenger::post(int to, wire::OutFrame& frame) {

@@ -36,6 +36,7 @@ class SimMessenger final : public agent::Messenger,
   void handle(wire::Kind kind, Run run, Handler handler) override;
   void call(int to, wire::OutFrame& frame, Deadline deadline,
             std::shared_ptr<agent::ReplyHandler> handler, bool will_wait) override;
+  bool cancel(int to, const agent::ReplyHandler& handler) override;
   void post(int to, wire::OutFrame& frame) override;
   bool wait(FutureCore& future, Deadline deadline, int from, net::Expected expected = {}) override;
   // Others serve: kByWaiter is kAsTask here.

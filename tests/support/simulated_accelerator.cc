@@ -357,7 +357,7 @@ void open() {
   std::call_once(once, [] {
     device::SimulationOptions options;
     const char* const count = std::getenv(kDevicesVariable);
-    options.devices = count ? std::min(std::atoi(count), kDevices) : kDevices;
+    options.devices = count ? std::clamp(std::atoi(count), 1, kDevices) : kDevices;
     options.most_late = Micros(500);
     options.seed = seed_of_run("simulated devices");
     shared_devices() = device::make_simulated_devices(options);
@@ -418,6 +418,8 @@ void hold_up_current_stream(at::Device device, Future<void> until) {
 }
 
 void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
+
+bool has_a_region_for_each_tensor() { return true; }
 
 std::optional<uint64_t> requests_of_pinned_memory() { return pinned_memory_requests; }
 

@@ -208,6 +208,35 @@ TEST(Future, ThenMaySeeTheError) {
   EXPECT_EQ(next.wait(), -1);
 }
 
+// As a call's.
+struct GivenUp : detail::FutureState<int> {
+  bool cancel() override { return set_error(Error(Code::kCancelled, "given up")); }
+};
+
+TEST(Future, CancelGivesUpWhatItComesOf) {
+  const Future<int> source(std::make_shared<GivenUp>());
+  const auto second = source.then([](int x) { return x + 1; });
+  const auto third = second.then([](int x) { return x + 1; });
+  const auto instead = third.on_error([](const Error&) { return 7; });
+  EXPECT_TRUE(third.cancel());
+  for (const auto& ended : {source, second, third}) {
+    EXPECT_EQ(ended.error().code(), Code::kCancelled);
+    EXPECT_FALSE(ended.cancel());
+  }
+  EXPECT_EQ(instead.value(), 7);
+}
+
+TEST(Future, CancelLeavesAPromiseAlone) {
+  const Promise<int> promise;
+  const auto next = promise.future().then([](int x) { return x + 1; });
+  EXPECT_FALSE(promise.future().cancel());
+  EXPECT_FALSE(next.cancel());
+  promise.set_value(1);
+  EXPECT_EQ(next.value(), 2);
+  EXPECT_FALSE(next.cancel());
+  EXPECT_EQ(code_of([] { Future<int>().cancel(); }), Code::kInvalidArgument);
+}
+
 TEST(Future, WhatAContinuationThrowsBecomesTheError) {
   auto next = make_ready_future(1).then([](int) -> int { throw std::out_of_range("nine"); });
   ASSERT_TRUE(next.has_error());

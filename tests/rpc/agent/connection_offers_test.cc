@@ -37,11 +37,11 @@ class OfferTest : public ConnectionTest {
 
   // A call with a large argument, as the stranger hears it.
   void call_with(const Buffer& large, Deadline deadline = Deadline::after(seconds(60))) {
-    auto answer = std::make_shared<Answer>();
-    answer_ = answer->future();
+    handler_ = std::make_shared<Answer>();
+    answer_ = handler_->future();
     wire::OutFrame frame;
     frame.segments = {Buffer::copy_of(pattern(10)), large};
-    agent_.call(1, frame, deadline, answer, false);
+    agent_.call(1, frame, deadline, handler_, false);
     heard_ = stranger_->hear().value();
   }
   // As a peer reads it.
@@ -65,6 +65,7 @@ class OfferTest : public ConnectionTest {
 
   const Bytes large_ = pattern(300'000, 5);
   const uint64_t mark_ = 0x1234567;
+  std::shared_ptr<Answer> handler_;
   Future<wire::InFrame> answer_;
   wire::InFrame heard_;
   Promise<Bytes> bytes_;  // that a request brought
@@ -120,6 +121,28 @@ TEST_F(OfferTest, ACallThatIsOverWithdrawsWhatItOffered) {
   EXPECT_TRUE(bytes.segments.empty());
   call_with(large);
   EXPECT_NE(heard_.offer.id, 0u) << "to come too late is no reason not to be offered more";
+}
+
+TEST_F(OfferTest, ACallThatIsCancelledWithdrawsWhatItOffered) {
+  const Buffer large = Buffer::copy_of(large_);
+  for (const Deadline deadline : {Deadline::after(seconds(60)), Deadline::never()}) {
+    call_with(large, deadline);
+    ASSERT_NE(heard_.offer.id, 0u);
+    EXPECT_TRUE(agent_.cancel(1, *handler_));
+    ASSERT_TRUE(answer_.ready());
+    EXPECT_EQ(answer_.error().code(), Code::kCancelled);
+    EXPECT_EQ(large.owner().use_count(), 1);
+    EXPECT_EQ(agent_.counters().in_flight, 0);
+    EXPECT_FALSE(agent_.cancel(1, *handler_)) << "it has ended";
+  }
+  // Expect: an answer that comes all the same is nobody's, and the line goes on.
+  stranger_->say(answer_to(heard_.header.request_id));
+  call_with(large);
+  EXPECT_FALSE(agent_.cancel(0, *handler_)) << "no call to that worker";
+  stranger_->say(answer_to(heard_.header.request_id));
+  ASSERT_TRUE(answer_.wait_for(seconds(20)));
+  EXPECT_FALSE(answer_.has_error());
+  EXPECT_FALSE(agent_.cancel(1, *handler_)) << "it was answered";
 }
 
 TEST_F(OfferTest, TheEndOfTheLineWithdrawsEverything) {

@@ -87,6 +87,7 @@ TEST(Assembly, SeveralThatRefuseDoNotWaitForEachOther) {
 
 TEST(Assembly, WhoIsToldPassesNothingOn) {
   dist::HashStore store;
+  store.set("heard/1", "");  // or the first would wait for that
   Assembly first(store, 0, 2, Deadline::after(kLong));
   first.refuse("w0", Error(Code::kInvalidArgument, "no such thing"));
   Assembly second(store, 1, 2, Deadline::after(kLong));
@@ -102,6 +103,17 @@ TEST(Assembly, WhoIsAloneRefusesWithoutAWait) {
   Assembly only(store, 0, 1, Deadline::after(kLong));
   only.refuse("w0", Error(Code::kInvalidArgument, "no such thing"));
   EXPECT_EQ(store.num_keys(), 0);
+}
+
+TEST(Assembly, WhatAnotherVersionHasWrittenIsRefused) {
+  for (const char* const text : {"here", ""}) {
+    dist::HashStore store;
+    store.set("host/1", text);
+    store.set("heard/1", "");
+    Assembly all(store, 0, 2, Deadline::after(kLong));
+    const Error error = error_of([&] { all.exchange(Step::kHosts, "here"); });
+    EXPECT_EQ(error.code(), Code::kCorrupt) << error.what();
+  }
 }
 
 TEST(Assembly, WhoIsMissingIsWaitedForUntilTheDeadline) {

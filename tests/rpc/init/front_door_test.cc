@@ -218,23 +218,29 @@ TEST(FrontDoor, TwoOfOneNameAreBothTold) {
   }
 }
 
-// Also where the store is that of one that does not join.
+// Wherever the store is: at one that does not join, or at one that is told.
 TEST(FrontDoor, TheOthersAreToldWhoseNameIsTaken) {
-  const ReservedPort port;
-  Launch launch;
-  const auto start = [&](int rank, const char* name) -> Process& {
-    return launch.start("join", rank, 3,
-                        {{"TEST_NAME", name},
-                         {"TEST_TIMEOUT_MS", "60000"},
-                         {"MASTER_PORT", std::to_string(port.number())},
-                         {"TORCHELASTIC_USE_AGENT_STORE", ""}});
-  };
-  Process& first = start(0, "trainer");
-  Process& other = start(1, "ps");
-  Process& second = start(2, "trainer");
-  for (Process* process : {&first, &second}) expect_failure(*process, {"ALREADY_EXISTS: init_rpc"});
-  expect_failure(other, {"UNAVAILABLE: init_rpc: worker 'trainer' (rank ", "does not join",
-                         "ranks 0 and 2 are both called 'trainer'", "mend that there"});
+  for (const int other_rank : {0, 1}) {
+    const ReservedPort port;
+    Launch launch;
+    std::vector<Process*> workers;
+    for (int rank = 0; rank < 4; ++rank) {
+      const std::string name = rank == other_rank ? "ps" : rank == 3 ? "last" : "trainer";
+      workers.push_back(&launch.start("join", rank, 4,
+                                      {{"TEST_NAME", name},
+                                       {"TEST_TIMEOUT_MS", "60000"},
+                                       {"MASTER_PORT", std::to_string(port.number())},
+                                       {"TORCHELASTIC_USE_AGENT_STORE", ""}}));
+    }
+    for (const int rank : {other_rank, 3}) {
+      expect_failure(*workers[static_cast<size_t>(rank)],
+                     {"UNAVAILABLE: init_rpc: worker 'trainer' (rank ", "does not join",
+                      " are both called 'trainer'", "mend that there"});
+    }
+    for (const int rank : {1 - other_rank, 2}) {
+      expect_failure(*workers[static_cast<size_t>(rank)], {"ALREADY_EXISTS: init_rpc"});
+    }
+  }
 }
 
 TEST(FrontDoor, TwoOfOneRankAreTold) {
