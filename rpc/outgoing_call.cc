@@ -39,8 +39,17 @@ void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
   }
 }
 
+// Also where the answer has come, and waits for what the call has lent.
+bool PendingResult::give_up() {
+  if (worker_->messenger().cancel(peer_, *this)) return true;
+  if (!lent_ || !lent_->has_answer || lent_->is_told.exchange(true)) return false;
+  on_error(Error(Code::kCancelled, "its caller has given it up"));
+  return true;
+}
+
 void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
   const auto self = lent_->self.lock();
+  lent_->has_answer = true;
   agent::TimerId timer = 0;
   if (!deadline_.is_never()) {
     timer = worker_->messenger().call_at(deadline_.at(), [weak = lent_->self] {
@@ -56,7 +65,7 @@ void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
   if (timer == 0) watch = worker_->messenger().watch(peer_);
   lent_->over.on_ready(
       [self, timer, watch, held = std::make_shared<wire::InFrame>(std::move(reply))] {
-        if (self->lent_->is_told.exchange(true)) return;
+        if (self->lent_->is_told.exchange(true)) return self->drop_return(*held);
         if (timer != 0) self->worker_->messenger().cancel(timer);
         if (self->lent_->over.has_error()) {
           self->on_error(self->lent_->over.error());
@@ -115,8 +124,13 @@ void PendingResult::refuse_return(wire::InFrame& reply, size_t changed_tensor) {
                                                " of the arguments was changed in place before the "
                                                "call had ended")
                  .advice("wait for the call before you change it, or pass its clone()")));
-  CurrentWorker current(*worker_);
+  drop_return(reply);
+}
+
+void PendingResult::drop_return(wire::InFrame& reply) noexcept {
+  if (reply.failed()) return;
   try {
+    CurrentWorker current(*worker_);
     const auto streams = own_streams(*worker_);
     guard_read([&] {
       MetaReader message(reply.meta.span());

@@ -39,7 +39,7 @@ class PendingResult : public agent::ReplyHandler {
   void on_error(const Error& why) noexcept final;
 
   // False: there is no call to be given up any more.
-  bool give_up() { return worker_->messenger().cancel(peer_, *this); }
+  bool give_up();
 
   int peer() const noexcept { return peer_; }
   // Keeps something alive until the call has ended: the reference that it was made through.
@@ -69,12 +69,13 @@ class PendingResult : public agent::ReplyHandler {
         : over(std::move(ready)), self(std::move(call)) {}
     const Future<void> over;
     const std::weak_ptr<PendingResult> self;
-    std::atomic<bool> is_told{false};
+    std::atomic<bool> has_answer{false}, is_told{false};
   };
   void reply_when_given_back(wire::InFrame&& reply) noexcept;
   void take_reply(wire::InFrame& reply) noexcept;
   void read_return(wire::InFrame& reply);
   void refuse_return(wire::InFrame& reply, size_t changed_tensor);
+  void drop_return(wire::InFrame& reply) noexcept;
   void settle(bool arrived) noexcept;
   Clock::duration elapsed() const noexcept { return worker_->messenger().now() - begun_; }
   Error named(const Error& why) const;
@@ -112,7 +113,7 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
     if constexpr (!std::is_void_v<T>) Codec<T>::read(value, reader);
   }
   bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
-  bool cancel() override { return give_up(); }
+  bool cancel() override { return !this->ready() && give_up(); }
   void take_over() override {
     wait_for_devices();
     observe_device_work();  // of what was called back meanwhile

@@ -109,8 +109,8 @@ auto Worker::rpc_async(const WorkerTarget& to, Fn fn, Args&&... args) {
 //            kNotRegistered | kInvalidArgument (what was asked, or this thread has no worker),
 //            kRemote (what the function threw: its type, its message, where; an Error that it threw
 //            comes as it is), kOverloaded (no thread or no memory left there), kCancelled (the
-//            function let go of its call without an answer), kCorrupt (what came is no answer),
-//            kShutdown (this worker has ended)
+//            function let go of its call without an answer; or Future::cancel()), kCorrupt (what
+//            came is no answer), kShutdown (this worker has ended)
 //   cost     1 round trip; a thread that waits reads the answer itself
 template <class Fn, class... Args>
 requires(!std::is_same_v<Fn, CallOptions> &&

@@ -150,12 +150,14 @@ class Future {
   bool has_error() const noexcept { return ready() && state_->failed(); }
   const Error& error() const noexcept { return state_->error(); }  // when has_error()
 
-  // Gives up a call that has not been answered: before this returns rpc_async's future has ended
-  // with kCancelled, and so do those that then() has made of it; continuations run in this thread.
-  // As after a timeout, what the call has lent is the caller's again, an answer that still comes is
+  // Gives up a call that has not been answered: rpc_async's future ends with kCancelled before this
+  // returns. Of what then() has made, the call that it comes of now; its continuations hear of it,
+  // as on_ready() says, and one that begins another call goes on with that. As after a timeout,
+  // what the call has lent is the caller's again (but for memory of a device, and what was given
+  // away: that may be read until the other worker lets go of it), an answer that still comes is
   // dropped, and the function may run, or have run, all the same.
-  //   returns  false: nothing was given up. It is ready, or its answer is just being read, or it
-  //            comes of no call (a promise's future, say)
+  //   returns  false: nothing was given up. It is ready, or is just being ended by others (wait()
+  //            tells), or it comes of no call (a promise's, collect_all()'s)
   bool cancel() const { return live().cancel(); }
 
   // Runs `fn` when ready: in the thread that delivers the result, or at once in this one. If a
@@ -186,6 +188,7 @@ class Future {
       try {
         if constexpr (IsFuture<R>::value) {
           R inner = run();
+          if (inner.valid() && !inner.ready()) promise.future().state()->comes_of(inner.state());
           inner.on_ready([inner, promise]() mutable { promise.take(inner); });
         } else if constexpr (std::is_void_v<R>) {
           run();

@@ -125,19 +125,25 @@ bool FutureCore::sleep(Deadline deadline) {
 }
 
 void FutureCore::comes_of(const std::shared_ptr<FutureCore>& source) noexcept {
-  const auto first = source->source_.lock();
+  const auto first = source->source();
+  MutexLock lock(mutex_);
   source_ = first && !first->ready() ? first : source;
 }
 
+std::shared_ptr<FutureCore> FutureCore::source() noexcept {
+  MutexLock lock(mutex_);
+  return source_.lock();
+}
+
 bool FutureCore::cancel() {
-  const auto source = ready() ? nullptr : source_.lock();
-  return source && source->cancel();
+  const auto from = ready() ? nullptr : source();
+  return from && from->cancel();
 }
 
 // With a deadline not: that way the thread may run what the future comes of, however long it takes.
 bool FutureCore::block(Deadline deadline) {
-  const auto source = deadline.is_never() ? source_.lock() : nullptr;
-  if (source && source->wait(deadline) && ready()) return true;
+  const auto from = deadline.is_never() ? source() : nullptr;
+  if (from && from->wait(deadline) && ready()) return true;
   if (Waiter* waiter = current_waiter()) return waiter->wait(*this, deadline);
   return sleep(deadline);
 }

@@ -87,11 +87,10 @@ class FutureCore {
   void on_ready(std::function<void()> callback);
 
   // Becomes ready because `source` does: who waits without a deadline waits for that first, as its
-  // callers do. Before it is shared.
+  // callers do.
   void comes_of(const std::shared_ptr<FutureCore>& source) noexcept;
 
-  // Gives up what would make it ready, where somebody can: by then it has, with an error. Else what
-  // it comes of is asked.
+  // Gives up what it comes of.
   //   returns  false: nothing was given up
   virtual bool cancel();
 
@@ -120,8 +119,11 @@ class FutureCore {
   void announce();
 
   std::atomic<bool> ready_{false};
-  std::weak_ptr<FutureCore> source_;  // where that was not ready: the first of a long chain
+  std::shared_ptr<FutureCore> source() noexcept;
+
   Mutex mutex_;
+  // Where that was not ready: the first of a long chain.
+  std::weak_ptr<FutureCore> source_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<Sleeper*> sleepers_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::function<void()>> callbacks_ FARSPAN_GUARDED_BY(mutex_);
 };

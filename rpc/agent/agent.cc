@@ -279,8 +279,13 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
 }
 
 bool Agent::cancel(int to, const ReplyHandler& handler) {
-  const auto line = known_line(to);  // those of an earlier one have ended with it
-  return line && line->cancel(handler);
+  const auto line = known_line(to);  // those of an earlier one end with it
+  bool is_cancelled = false;
+  if (line) {
+    // Continuations may wait for each other, as in a thread of the agent's.
+    reactor_.run_here(std::make_unique<PlainTask>([&] { is_cancelled = line->cancel(handler); }));
+  }
+  return is_cancelled;
 }
 
 void Agent::post(int to, wire::OutFrame& frame) {

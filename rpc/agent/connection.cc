@@ -186,8 +186,8 @@ bool Connection::call(wire::OutFrame& frame, Deadline deadline,
 }
 
 bool Connection::cancel(const ReplyHandler& handler) {
-  std::vector<PendingCalls::Taken> calls;
-  calls.push_back(pending_.take_that_of(handler));
+  std::vector<PendingCalls::Taken> calls(1);
+  calls[0] = pending_.take_that_of(handler);
   if (!calls[0].handler) return false;
   recall({calls[0].id});
   end_calls(std::move(calls), Error(Code::kCancelled, "its caller has given it up"), [] {});

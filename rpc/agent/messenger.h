@@ -4,6 +4,7 @@
 // the tests' World over a simulated network.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -32,14 +33,20 @@ struct WorkerInfo {
 
 namespace agent {
 
+class PendingCalls;
+
 // Gets the answer to one request. Exactly one of the two is called, once, in a thread of the
-// messenger or in a thread that waits; it must not block.
+// messenger, or in one that waits, or cancels; it must not block.
 class ReplyHandler {
  public:
   virtual ~ReplyHandler() = default;
   virtual void on_reply(wire::InFrame&& reply) noexcept = 0;
   // `why` says what happened; the handler adds the operation, the worker and the time.
   virtual void on_error(const Error& why) noexcept = 0;
+
+ private:
+  friend class PendingCalls;
+  std::atomic<uint64_t> request_id_{0};  // where it waits
 };
 
 // Where an answer goes.
@@ -199,7 +206,7 @@ class Messenger {
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;
 
-  // Given the answers that nobody waits for any more: the call had expired. What they carry (remote
+  // Given the answers that nobody waits for any more: the call had ended. What they carry (remote
   // references, say) may have to be let go. From any thread, must not block.
   using OnLateReply = std::function<void(int from, wire::InFrame&& reply)>;
   virtual void on_late_reply(OnLateReply callback) = 0;

@@ -23,7 +23,9 @@ uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadl
   if (deadline.is_never()) endless_.fetch_add(1);
   count_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  return id_of_locked(slot);
+  const uint64_t id = id_of_locked(slot);
+  call.handler->request_id_.store(id, std::memory_order_relaxed);
+  return id;
 }
 
 uint64_t PendingCalls::id_of_locked(size_t slot) const {
@@ -43,19 +45,23 @@ PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
 }
 
 PendingCalls::Taken PendingCalls::take(uint64_t id) {
-  const uint64_t slot = (id & 0xffffffff) - 1;
   MutexLock lock(mutex_);
-  if (slot >= slots_.size()) return {};
-  const Call& call = slots_[slot];
-  if (!call.handler || call.turn != static_cast<uint32_t>(id >> 32)) return {};
-  return take_locked(slot);
+  const auto slot = slot_locked(id);
+  return slot ? take_locked(*slot) : Taken{};
 }
 
 PendingCalls::Taken PendingCalls::take_that_of(const ReplyHandler& handler) {
   MutexLock lock(mutex_);
-  const auto call =
-      std::ranges::find(slots_, &handler, [](const Call& one) { return one.handler.get(); });
-  return call == slots_.end() ? Taken{} : take_locked(static_cast<size_t>(call - slots_.begin()));
+  const auto slot = slot_locked(handler.request_id_.load(std::memory_order_relaxed));
+  return slot && slots_[*slot].handler.get() == &handler ? take_locked(*slot) : Taken{};
+}
+
+std::optional<size_t> PendingCalls::slot_locked(uint64_t id) const {
+  const uint64_t slot = (id & 0xffffffff) - 1;
+  if (slot >= slots_.size()) return std::nullopt;
+  const Call& call = slots_[slot];
+  if (!call.handler || call.turn != static_cast<uint32_t>(id >> 32)) return std::nullopt;
+  return slot;
 }
 
 bool PendingCalls::is_earliest(Deadline deadline) {

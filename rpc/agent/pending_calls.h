@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <farspan/c10d/base/error.h>
@@ -29,7 +30,7 @@ class PendingCalls {
   uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes,
                uint64_t offer = 0);
   Taken take(uint64_t id);
-  // The call whose answer it waits for: looks at all.
+  // The call whose answer it waits for.
   Taken take_that_of(const ReplyHandler& handler);
 
   // True when no timer is set as early as `deadline`: set one.
@@ -55,6 +56,7 @@ class PendingCalls {
   };
   Taken take_locked(size_t slot) FARSPAN_REQUIRES(mutex_);
   uint64_t id_of_locked(size_t slot) const FARSPAN_REQUIRES(mutex_);
+  std::optional<size_t> slot_locked(uint64_t id) const FARSPAN_REQUIRES(mutex_);
 
   std::atomic<int64_t> count_{0}, endless_{0};
   std::atomic<uint64_t> bytes_{0};

@@ -333,14 +333,45 @@ TEST_P(RpcSuite, WhoWaitsForACallThatIsCancelledIsBackAtOnce) {
   for (const Millis timeout : {Millis(kNoTimeout), Millis(60s)}) {
     const auto call = w0().rpc_async("w1", CallOptions{timeout}, pass_gate_later, 9);
     std::thread canceller([&] {
-      EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) >= 1; }));
+      EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == 1; }));
+      std::this_thread::sleep_for(20ms);  // the other one sleeps by now, most likely
       EXPECT_TRUE(call.cancel());
     });
     const TimePoint begun = now();
     EXPECT_EQ(error_in(call).code(), Code::kCancelled);
     EXPECT_LT(now() - begun, 20s);
     canceller.join();
+    w0().rpc_sync("w1", open_gate);
   }
+}
+
+TEST_P(RpcSuite, AnyCallCanBeCancelledAndSoCanTheSecondOfTwo) {
+  start();
+  const auto own = w0().rpc_async("w0", CallOptions{kNoTimeout}, pass_gate_later, 9);
+  const auto second = w0().rpc_async("w1", add, 1, 1).then([this](int64_t two) {
+    return w0().rpc_async("w1", pass_gate_later, two);
+  });
+  ASSERT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == 1; }));
+  ASSERT_TRUE(eventually([&] { return w0().rpc_sync("w0", waiting_at_gate) == 1; }));
+  for (const auto& future : {own, second}) {
+    EXPECT_TRUE(future.cancel());
+    ASSERT_TRUE(future.has_error());
+    EXPECT_EQ(future.error().code(), Code::kCancelled);
+  }
+  for (const char* const worker : {"w0", "w1"}) w0().rpc_sync(worker, open_gate);
+}
+
+// Each may wait for what comes behind it, whoever cancels.
+TEST_P(RpcSuite, ContinuationsOfACancelledCallMayWaitForEachOther) {
+  if (!GetParam().real) GTEST_SKIP() << "the World delivers one after the other";
+  start();
+  const auto call = w0().rpc_async("w1", CallOptions{kNoTimeout}, pass_gate_later, 9);
+  const Promise<Future<int64_t>> behind;
+  const auto first =
+      call.then([&](const Future<int64_t>&) { return behind.future().value().wait_for(10s); });
+  behind.set_value(call.on_error([](const Error&) { return int64_t{1}; }));
+  EXPECT_TRUE(call.cancel());
+  EXPECT_TRUE(first.wait());
   w0().rpc_sync("w1", open_gate);
 }
 

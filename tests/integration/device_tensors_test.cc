@@ -195,6 +195,18 @@ TEST_P(LentDeviceTensors, ACallIsOverOnlyWhenItsArgumentsAreTheCallersAgain) {
   answer.wait();
 }
 
+TEST_P(LentDeviceTensors, ACallThatIsCancelledIsOverWhetherItsAnswerHasComeOrNot) {
+  const Tensor x = numbers(1).to(accelerator(0));
+  std::optional<StalledStream> stalled(std::in_place);
+  const auto answer = w0().rpc_async(1, CallOptions{kNoTimeout}, take, x);
+  EXPECT_FALSE(answer.wait_for(50ms));
+  EXPECT_TRUE(answer.cancel());
+  ASSERT_TRUE(answer.has_error());
+  EXPECT_EQ(answer.error().code(), Code::kCancelled);
+  EXPECT_FALSE(answer.cancel());
+  stalled.reset();
+}
+
 TEST_P(DeviceTensors, ACallWhoseArgumentsAreNotReadyEndsAtItsDeadline) {
   const Tensor x = numbers(1).to(accelerator(0));
   const StalledStream stalled;

@@ -226,6 +226,19 @@ TEST(Future, CancelGivesUpWhatItComesOf) {
   EXPECT_EQ(instead.value(), 7);
 }
 
+TEST(Future, CancelGivesUpWhatAContinuationHasBegun) {
+  const Promise<int> promise;
+  const Future<int> begun(std::make_shared<GivenUp>());
+  const auto second = promise.future().then([&](int) { return begun; });
+  const auto third = second.then([](int x) { return x + 1; });
+  EXPECT_FALSE(second.cancel());
+  promise.set_value(1);
+  EXPECT_TRUE(second.cancel());
+  for (const auto& ended : {begun, second, third}) {
+    EXPECT_EQ(ended.error().code(), Code::kCancelled);
+  }
+}
+
 TEST(Future, CancelLeavesAPromiseAlone) {
   const Promise<int> promise;
   const auto next = promise.future().then([](int x) { return x + 1; });
