@@ -125,9 +125,10 @@ bool FutureCore::sleep(Deadline deadline) {
 }
 
 void FutureCore::comes_of(const std::shared_ptr<FutureCore>& source) noexcept {
-  const auto first = source->source();
+  const auto first = source->first_source();
   MutexLock lock(mutex_);
-  source_ = first && !first->ready() ? first : source;
+  source_ = source;
+  first_source_ = first && !first->ready() ? first : source;
 }
 
 std::shared_ptr<FutureCore> FutureCore::source() noexcept {
@@ -135,15 +136,25 @@ std::shared_ptr<FutureCore> FutureCore::source() noexcept {
   return source_.lock();
 }
 
+std::shared_ptr<FutureCore> FutureCore::first_source() noexcept {
+  MutexLock lock(mutex_);
+  return first_source_.lock();
+}
+
 bool FutureCore::cancel() {
-  const auto from = ready() ? nullptr : source();
-  return from && from->cancel();
+  if (ready()) return false;
+  for (auto from = source(); from && !from->ready();) {
+    auto further = from->source();
+    if (!further) return from->cancel();
+    from = std::move(further);
+  }
+  return false;
 }
 
 // With a deadline not: that way the thread may run what the future comes of, however long it takes.
 bool FutureCore::block(Deadline deadline) {
-  const auto from = deadline.is_never() ? source() : nullptr;
-  if (from && from->wait(deadline) && ready()) return true;
+  const auto first = deadline.is_never() ? first_source() : nullptr;
+  if (first && first->wait(deadline) && ready()) return true;
   if (Waiter* waiter = current_waiter()) return waiter->wait(*this, deadline);
   return sleep(deadline);
 }

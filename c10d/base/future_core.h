@@ -90,7 +90,7 @@ class FutureCore {
   // callers do.
   void comes_of(const std::shared_ptr<FutureCore>& source) noexcept;
 
-  // Gives up what it comes of.
+  // Gives up what it comes of, from the first that can be.
   //   returns  false: nothing was given up
   virtual bool cancel();
 
@@ -118,12 +118,14 @@ class FutureCore {
  private:
   void announce();
 
-  std::atomic<bool> ready_{false};
   std::shared_ptr<FutureCore> source() noexcept;
+  std::shared_ptr<FutureCore> first_source() noexcept;
 
+  std::atomic<bool> ready_{false};
   Mutex mutex_;
-  // Where that was not ready: the first of a long chain.
+  // What it comes of; and where that was not ready, the first of a long chain.
   std::weak_ptr<FutureCore> source_ FARSPAN_GUARDED_BY(mutex_);
+  std::weak_ptr<FutureCore> first_source_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<Sleeper*> sleepers_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::function<void()>> callbacks_ FARSPAN_GUARDED_BY(mutex_);
 };

@@ -27,7 +27,8 @@ class Assembly {
   Assembly(dist::Store& store, int rank, int world_size, Deadline deadline);
 
   // Puts down this rank's value, and waits for everybody's.
-  //   throws  Error kUnavailable: another rank has refused; else what the store throws
+  //   throws  Error kUnavailable: another rank has refused; kCorrupt: one is of another version;
+  //           else what the store throws
   std::vector<std::string> exchange(Step step, const std::string& value);
 
   // This rank takes no more steps. Does nothing after an exchange() that has thrown. Who refuses,

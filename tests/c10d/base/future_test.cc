@@ -231,9 +231,9 @@ TEST(Future, CancelGivesUpWhatAContinuationHasBegun) {
   const Future<int> begun(std::make_shared<GivenUp>());
   const auto second = promise.future().then([&](int) { return begun; });
   const auto third = second.then([](int x) { return x + 1; });
-  EXPECT_FALSE(second.cancel());
+  EXPECT_FALSE(third.cancel());
   promise.set_value(1);
-  EXPECT_TRUE(second.cancel());
+  EXPECT_TRUE(third.cancel());
   for (const auto& ended : {begun, second, third}) {
     EXPECT_EQ(ended.error().code(), Code::kCancelled);
   }
