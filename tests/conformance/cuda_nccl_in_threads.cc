@@ -5,12 +5,15 @@
 #include <farspan/rpc/device/streams.h>
 
 #include "conformance/nccl_in_threads.h"
+#include "support/eventually.h"
 
 namespace farspan::testing {
 
 void run_nccl(int ranks, Millis timeout, const Body& body) {
   run_on_nccl(dist::nccl::make_nccl_library(registered_accelerator()->devices), ranks, timeout,
               body);
+  // Communicators that were aborted end by themselves.
+  EXPECT_TRUE(eventually([] { return accelerator_use() == AcceleratorUse(); }));
 }
 
 void CapturedStream::begin(at::Device device) {
