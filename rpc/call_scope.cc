@@ -25,6 +25,8 @@ DeviceTensors* CallScope::device_tensors() {
     devices_->set_deadline(deadline_);
     if (place_) devices_->set_place(*place_);
     if (host_if_unmapped_) devices_->use_host_if_unmapped();
+    if (must_not_block_) devices_->must_not_block();
+    if (drops_device_bytes_) devices_->drop_bytes();
   }
   return devices_.get();
 }

@@ -50,6 +50,10 @@ class CallScope final : public ValueScope {
   // of this one.
   std::shared_ptr<LentMemory> lent() { return devices_ ? devices_->lent() : nullptr; }
   void borrow(std::shared_ptr<void> borrowed);
+  // While reading: WouldBlock is thrown where that would take another worker's answer.
+  void must_not_block() noexcept { must_not_block_ = true; }
+  // The same: for what the message holds besides its tensors. Those of devices get no bytes.
+  void drop_device_bytes() noexcept { drops_device_bytes_ = true; }
   // At most so long it waits for devices; never, unless this was called.
   void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }
   // All tensors arrive there, as DeviceTensors has it; by the device map, unless this was called.
@@ -63,7 +67,7 @@ class CallScope final : public ValueScope {
   const MessageWay way_;
   Deadline deadline_;
   std::optional<int> place_;
-  bool host_if_unmapped_ = false;
+  bool host_if_unmapped_ = false, must_not_block_ = false, drops_device_bytes_ = false;
   std::unique_ptr<MessageDevices> devices_;
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;

@@ -39,6 +39,10 @@ class LentMemory : public wire::Lent {
   const Promise<void> over_;
 };
 
+// What a message lends has to be had another way, for which its reader would have to wait, and must
+// not: it is to be read again, on a thread that may block.
+struct WouldBlock {};
+
 // The tensors of one message.
 class MessageDevices : public DeviceTensors {
  public:
@@ -51,7 +55,12 @@ class MessageDevices : public DeviceTensors {
   // Of one that was written: what it lends, to be kept until its receiver has copied it; null:
   // nothing.
   virtual std::shared_ptr<LentMemory> lent() = 0;
-  // Of one that is to be read: kept until everything it lends has been copied.
+  // Of one that is to be read: the calling thread is thrown WouldBlock instead of being held up by
+  // another worker. It may still have to wait for devices.
+  virtual void must_not_block() = 0;
+  // The same: its tensors are of no interest, and get no bytes.
+  virtual void drop_bytes() = 0;
+  // The same: kept until everything it lends has been copied.
   virtual void keep_until_copied(std::shared_ptr<void> borrowed) = 0;
 };
 

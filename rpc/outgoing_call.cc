@@ -48,11 +48,11 @@ bool PendingResult::give_up() {
 }
 
 void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
-  const auto self = lent_->self.lock();
+  const auto self = shared_from_this();
   lent_->has_answer = true;
   agent::TimerId timer = 0;
   if (!deadline_.is_never()) {
-    timer = worker_->messenger().call_at(deadline_.at(), [weak = lent_->self] {
+    timer = worker_->messenger().call_at(deadline_.at(), [weak = weak_from_this()] {
       const auto call = weak.lock();
       if (!call || call->lent_->is_told.exchange(true)) return;
       call->on_error(
@@ -80,14 +80,20 @@ void PendingResult::take_reply(wire::InFrame& reply) noexcept {
   worker_->add_call_time(took);
   if (forecast_) forecast_->learn(took);
   settle(!reply.failed());
+  read_reply(reply, MayBlock::kNo);
+}
+
+void PendingResult::read_reply(wire::InFrame& reply, MayBlock may_block) noexcept {
   try {
     if (reply.failed()) {
       fail(named(wire::decode_error(reply.meta.span())));
     } else if (const auto changed = borrowed_.changed()) {
       refuse_return(reply, *changed);
     } else {
-      read_return(reply);
+      read_return(reply, may_block);
     }
+  } catch (const WouldBlock&) {
+    read_reply_as_task(std::move(reply));
   } catch (const BadValue& e) {
     fail(named(e.as_error("the result")));
   } catch (...) {
@@ -95,7 +101,17 @@ void PendingResult::take_reply(wire::InFrame& reply) noexcept {
   }
 }
 
-void PendingResult::read_return(wire::InFrame& reply) {
+void PendingResult::read_reply_as_task(wire::InFrame&& reply) {
+  const auto self = shared_from_this();
+  worker_->messenger().resume(
+      {},
+      [self, held = std::make_shared<wire::InFrame>(std::move(reply))] {
+        self->read_reply(*held, MayBlock::kYes);
+      },
+      [self](const Error& why) { self->fail(self->named(why)); });
+}
+
+void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block) {
   CurrentWorker current(*worker_);
   auto streams = own_streams(*worker_);
   guard_read([&] {
@@ -103,8 +119,10 @@ void PendingResult::read_return(wire::InFrame& reply) {
     const auto answer = message.root<schema::Return>();
     CallScope scope(*worker_, peer_, MessageWay::kReply);
     scope.set_deadline(deadline_);
-    scope.borrow(std::move(reply.borrowed));
+    if (may_block == MayBlock::kNo) scope.must_not_block();
+    scope.borrow(reply.borrowed);
     TensorList tensors = read_tensors(answer.getPayload(), reply.segments, &scope);
+    reply.borrowed = nullptr;
     if (scope_) {
       const Extensions extensions = read_extensions(answer.getExtensions());
       worker_->interceptor()->after_reply(*scope_, peer_, extensions, tensors);
@@ -138,7 +156,7 @@ void PendingResult::drop_return(wire::InFrame& reply) noexcept {
       if (payload.getValues().size() != 1) return;
       CallScope scope(*worker_, peer_, MessageWay::kReply);
       scope.set_deadline(deadline_);
-      scope.borrow(std::move(reply.borrowed));
+      scope.drop_device_bytes();
       const TensorList tensors = read_tensors(payload, reply.segments, &scope);
       Reader reader(tensors, reply.segments, &scope);
       drop(payload.getValues()[0], reader);
@@ -217,7 +235,7 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   frame.header.chain = agent::current_call().chain;
   frame.segments = std::move(segments_);
   if (auto lent = scope_.lent()) {
-    result->lent_ = std::make_unique<PendingResult::Lent>(lent->over(), result);
+    result->lent_ = std::make_unique<PendingResult::Lent>(lent->over());
     frame.lent = std::move(lent);
   }
   PendingResult& pending = *result;

@@ -31,7 +31,8 @@ struct CallName {
 };
 
 // Gets the answer to one call and makes a value, or an Error that says which call failed, of it.
-class PendingResult : public agent::ReplyHandler {
+class PendingResult : public agent::ReplyHandler,
+                      public std::enable_shared_from_this<PendingResult> {
  public:
   PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name);
 
@@ -65,15 +66,16 @@ class PendingResult : public agent::ReplyHandler {
   friend class OutgoingCall;
   // Memory of a device that the call lends: it is over only when that is the caller's again.
   struct Lent {
-    Lent(Future<void> ready, std::weak_ptr<PendingResult> call)
-        : over(std::move(ready)), self(std::move(call)) {}
+    explicit Lent(Future<void> ready) : over(std::move(ready)) {}
     const Future<void> over;
-    const std::weak_ptr<PendingResult> self;
     std::atomic<bool> has_answer{false}, is_told{false};
   };
   void reply_when_given_back(wire::InFrame&& reply) noexcept;
   void take_reply(wire::InFrame& reply) noexcept;
-  void read_return(wire::InFrame& reply);
+  enum class MayBlock { kNo, kYes };
+  void read_reply(wire::InFrame& reply, MayBlock may_block) noexcept;
+  void read_reply_as_task(wire::InFrame&& reply);
+  void read_return(wire::InFrame& reply, MayBlock may_block);
   void refuse_return(wire::InFrame& reply, size_t changed_tensor);
   void drop_return(wire::InFrame& reply) noexcept;
   void settle(bool arrived) noexcept;

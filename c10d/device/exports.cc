@@ -1,5 +1,6 @@
 #include <farspan/c10d/device/exports.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace farspan::device {
@@ -51,8 +52,7 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
     }
     devices_.record(kept.event.event, stream);
   } catch (...) {
-    MutexLock lock(mutex_);
-    rest_locked(kept);
+    rest(kept);
     throw;
   }
   Export made;
@@ -65,9 +65,9 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
   made.event = kept.event.id;
   made.written = kept.event.name;
   made.is_staged = kept.staged.memory != nullptr;
-  MutexLock lock(mutex_);
-  if (kept.staged.memory) staged_ += bytes;
-  kept_.emplace(id, std::move(kept));
+  kept.memory = memory;
+  kept.bytes = bytes;
+  keep(id, std::move(kept));
   return made;
 }
 
@@ -77,16 +77,25 @@ Event Exports::make_local(uint64_t id, Stream stream, std::shared_ptr<void> owne
   try {
     devices_.record(event, stream);
   } catch (...) {
-    MutexLock lock(mutex_);
-    rest_locked(kept);
+    rest(kept);
     throw;
   }
-  MutexLock lock(mutex_);
-  kept_.emplace(id, std::move(kept));
+  keep(id, std::move(kept));
   return event;
 }
 
-void Exports::rest_locked(const Kept& kept) noexcept {
+void Exports::keep(uint64_t id, Kept kept) {
+  const std::shared_ptr<const Kept> held(new Kept(std::move(kept)), [this](const Kept* one) {
+    rest(*one);
+    delete one;
+  });
+  MutexLock lock(mutex_);
+  if (held->staged.memory) staged_ += held->bytes;
+  kept_.emplace(id, held);
+}
+
+void Exports::rest(const Kept& kept) noexcept {
+  MutexLock lock(mutex_);
   if (kept.staged.memory) {
     if (kept.event.event) staged_by_[kept.staged.memory] = kept.event;
     staging_.give_back(kept.staged);
@@ -101,30 +110,44 @@ Exports::Named Exports::event_of_block(std::byte* memory) {
   return found.empty() ? Named{} : found.mapped();
 }
 
+std::shared_ptr<const void> Exports::read(const Export& from, Stream stream) const {
+  std::shared_ptr<const Kept> kept;
+  {
+    MutexLock lock(mutex_);
+    const auto found = std::ranges::find_if(kept_, [&](const auto& each) {
+      const Kept& one = *each.second;
+      return one.memory && one.device == stream.device && one.bytes == from.bytes &&
+             one.event.id == from.event && one.event.name == from.written;
+    });
+    if (found == kept_.end()) return nullptr;
+    kept = found->second;
+  }
+  devices_.wait(stream, kept->event.event);
+  return {kept, kept->memory};
+}
+
 void Exports::taken(uint64_t id) noexcept {
-  std::vector<std::shared_ptr<void>> owners;  // released outside the lock
+  std::vector<std::shared_ptr<const Kept>>
+      done;  // they rest, and their owners go, without the lock
   MutexLock lock(mutex_);
   const auto [first, last] = kept_.equal_range(id);
-  for (auto one = first; one != last; ++one) {
-    rest_locked(one->second);
-    owners.push_back(std::move(one->second.owner));
-  }
+  for (auto one = first; one != last; ++one) done.push_back(std::move(one->second));
   kept_.erase(first, last);
 }
 
 void Exports::close() noexcept {
-  std::unordered_multimap<uint64_t, Kept> kept;
+  std::unordered_multimap<uint64_t, std::shared_ptr<const Kept>> kept;
+  {
+    MutexLock lock(mutex_);
+    kept.swap(kept_);
+  }
+  kept.clear();  // what nobody reads rests now
   std::unordered_map<int, std::vector<Named>> at_rest;
   std::unordered_map<std::byte*, Named> staged_by;
   {
     MutexLock lock(mutex_);
     staged_by.swap(staged_by_);
-    kept.swap(kept_);
     at_rest.swap(at_rest_);
-  }
-  for (const auto& [id, one] : kept) {
-    devices_.end_event(one.event.event);
-    if (one.staged.memory) staging_.give_back(one.staged);
   }
   for (const auto& [memory, event] : staged_by) devices_.end_event(event.event);
   for (const auto& [device, events] : at_rest) {

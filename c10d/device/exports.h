@@ -57,6 +57,12 @@ class Exports {
   //   returns  an event of that place in `stream`, until taken()
   //   throws   Error as Devices
   Event make_local(uint64_t id, Stream stream, std::shared_ptr<void> owner);
+  // For who copies on behalf of one that could not: has `stream`, of that device, wait until the
+  // bytes that `from` tells of have been written.
+  //   returns  where they lie: they stay as they are, also when they are taken, as long as anybody
+  //            has it; null: none is kept that is like that
+  //   throws   Error as Devices
+  std::shared_ptr<const void> read(const Export& from, Stream stream) const;
   // All of them have been copied, or never will be. Unknown ids have no effect.
   void taken(uint64_t id) noexcept;
   // The peer is gone: nothing will be taken any more. Events that it may still wait for end.
@@ -79,17 +85,21 @@ class Exports {
     Named event;
     std::shared_ptr<void> owner;
     Staging::Block staged;
+    const void* memory = nullptr;  // what can be read(), if any
+    size_t bytes = 0;
   };
   Named rested_event(int device);
   Named event_of_block(std::byte* memory);
-  void rest_locked(const Kept& kept) noexcept FARSPAN_REQUIRES(mutex_);
+  // Until nobody has it any more.
+  void keep(uint64_t id, Kept kept);
+  void rest(const Kept& kept) noexcept;
 
   Devices& devices_;
   Staging staging_;
   mutable Mutex mutex_;
   uint64_t staged_ FARSPAN_GUARDED_BY(mutex_) = 0;
   uint64_t last_event_ FARSPAN_GUARDED_BY(mutex_) = 0;
-  std::unordered_multimap<uint64_t, Kept> kept_ FARSPAN_GUARDED_BY(mutex_);
+  std::unordered_multimap<uint64_t, std::shared_ptr<const Kept>> kept_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_map<int, std::vector<Named>> at_rest_ FARSPAN_GUARDED_BY(mutex_);  // by device
   // Behind the last copy into a block that is at rest, which may not have been done yet: nobody may
   // have waited for it.

@@ -340,6 +340,21 @@ void Agent::on_worker_lost(OnLost callback) {
   on_lost_.push_back(std::move(callback));
 }
 
+void Agent::on_worker_reached(OnReached callback) {
+  MutexLock lock(mutex_);
+  on_reached_.push_back(std::move(callback));
+}
+
+void Agent::tell_reached(int rank) const {
+  std::vector<OnReached> callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (stopped_ || rank == options_.self.rank) return;
+    callbacks = on_reached_;
+  }
+  for (const OnReached& callback : callbacks) callback(rank);
+}
+
 void Agent::on_late_reply(OnLateReply callback) {
   MutexLock lock(mutex_);
   on_late_reply_ = std::move(callback);

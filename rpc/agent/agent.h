@@ -84,6 +84,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void run(std::function<void()> task) override;
   void resume(CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override;
+  void on_worker_reached(OnReached callback) override;
   void on_late_reply(OnLateReply callback) override;
   std::shared_ptr<const void> watch(int rank) override;
   std::vector<wire::FunctionRecord> functions_of(int rank) const override;
@@ -143,6 +144,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::optional<Error> admit(const wire::Hello& peer, Welcome& welcome);
   void adopt(Greeting::Outcome outcome, int welcomed);
   void finish_adoption(int rank, const std::shared_ptr<Connection>& line);
+  void tell_reached(int rank) const;
   void dial_again(const std::shared_ptr<Dial>& dial);
 
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
@@ -170,6 +172,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::vector<Peer> peers_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Greeting>> greetings_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<OnReached> on_reached_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<OnLost> on_lost_ FARSPAN_GUARDED_BY(mutex_);
   OnLateReply on_late_reply_ FARSPAN_GUARDED_BY(mutex_);
   BytesMoved ended_ FARSPAN_GUARDED_BY(mutex_);  // by the lines that have ended

@@ -243,9 +243,12 @@ void Agent::greet(const std::shared_ptr<Dial>& dial, size_t way,
     if (!outcome.failure) {
       dial->line->open(std::move(outcome), against_better_ways(*dial, way));
       if (!dial->line->is_open()) return;  // another way is about to open it, or it was closed
-      MutexLock lock(mutex_);
-      Peer& peer = peers_[static_cast<size_t>(dial->rank)];
-      if (peer.line == dial->line) peer.dialing = false;  // not before the line is open: admit()
+      {
+        MutexLock lock(mutex_);
+        Peer& peer = peers_[static_cast<size_t>(dial->rank)];
+        if (peer.line == dial->line) peer.dialing = false;  // not before the line is open: admit()
+      }
+      tell_reached(dial->rank);
     } else if (outcome.failure->code() == Code::kAlreadyExists) {
       dial_again(dial);
     } else if (outcome.failure->code() == Code::kInvalidArgument) {
@@ -405,6 +408,7 @@ void Agent::adopt(Greeting::Outcome outcome, int welcomed) {
   if (outcome.failure) return;
   line->open(std::move(outcome));
   finish_adoption(welcomed, line);
+  if (line->is_open()) tell_reached(welcomed);
 }
 
 // Not before the line is open: admit().

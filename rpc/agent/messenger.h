@@ -206,6 +206,11 @@ class Messenger {
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;
 
+  // Told each time that a line to another worker has opened; from any thread, must not block.
+  // Before the first call.
+  using OnReached = std::function<void(int rank)>;
+  virtual void on_worker_reached(OnReached) {}
+
   // Given the answers that nobody waits for any more: the call had ended. What they carry (remote
   // references, say) may have to be let go. From any thread, must not block.
   using OnLateReply = std::function<void(int from, wire::InFrame&& reply)>;

@@ -154,17 +154,20 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
                                 self->routes_.serve_probe(std::move(request));
                               }
                             });
-  worker.messenger().handle(wire::Kind::kDeviceUnopened, Run::kInline,
-                            [weak = room->weak_from_this()](const agent::Request& request) {
+  worker.messenger().handle(wire::Kind::kDeviceUnopened, Run::kAsTask,
+                            [weak = room->weak_from_this()](agent::Request request) {
                               if (const auto self = weak.lock()) {
-                                self->routes_.hear_unopened(request);
+                                self->routes_.serve_unopened(std::move(request));
                               }
                             });
   worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
     const auto self = weak.lock();
     if (!self) return;
-    self->imports_.forget(self->export_key(rank));
+    self->imports_.forget(export_key(rank));
     self->close_idle_imports();
+  });
+  worker.messenger().on_worker_reached([weak = room->weak_from_this()](int rank) {
+    if (const auto self = weak.lock()) self->try_mapped_ways(rank);
   });
 }
 
@@ -177,6 +180,31 @@ DeviceRoom::DeviceRoom(Worker& worker, const Accelerator& accelerator,
       imports_(*accelerator_.devices),
       host_copies_(*accelerator_.devices),
       routes_(*this, device_to_device) {}
+
+std::set<std::pair<int, int>> DeviceRoom::mapped_ways(int peer) const {
+  std::set<std::pair<int, int>> ways;
+  const auto add = [&](Place here, Place there) {
+    if (std::min(here, there).device > Place::kCpu) ways.emplace(here.device, there.device);
+  };
+  const auto entries = [&](int caller, int callee) {
+    const auto& maps = records_[static_cast<size_t>(caller)].maps;
+    const auto found = maps.find(name_of(callee));
+    return found == maps.end() ? std::map<Place, Place>() : found->second.entries();
+  };
+  for (const auto& [here, there] : entries(worker_.rank(), peer)) add(here, there);
+  for (const auto& [there, here] : entries(peer, worker_.rank())) add(here, there);
+  return ways;
+}
+
+void DeviceRoom::try_mapped_ways(int peer) {
+  auto ways = mapped_ways(peer);
+  if (ways.empty()) return;
+  worker_.messenger().run([weak = weak_from_this(), peer, ways = std::move(ways)] {
+    for (const auto& [here, there] : ways) {
+      if (const auto self = weak.lock()) self->routes_.find_out_early(peer, here, there);
+    }
+  });
+}
 
 std::unique_ptr<MessageDevices> DeviceRoom::open(int peer, MessageWay way) {
   return std::make_unique<MessageDevicesOf>(shared_from_this(), peer, way);
@@ -256,6 +284,25 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
   return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
 }
 
+void DeviceRoom::import(int peer, const device::Export& from, void* to, device::Stream stream) {
+  try {
+    imports_.copy(export_key(peer), from, to, stream);
+    close_idle_imports();
+  } catch (const Error& error) {
+    close_idle_imports();  // a part may have been opened
+    if (error.code() == Code::kCorrupt) throw;
+    throw Error(error.code(), error.message() + note_of_unseen(peer, from.device));
+  }
+}
+
+void DeviceRoom::let_go_behind(device::Stream stream, std::shared_ptr<const void> what) {
+  devices().then(stream,
+                 [what = std::move(what), messenger = std::weak_ptr(worker_.share_messenger())] {
+                   if (const auto here = messenger.lock()) here->run([what] {});
+                 });
+}
+
+// To be added to the reason why memory cannot be opened here.
 std::string DeviceRoom::note_of_unseen(int peer, int device) const {
   if (device < 0 || device >= devices_of(peer)) return "";
   const std::string& uuid = records_[static_cast<size_t>(peer)].uuids[static_cast<size_t>(device)];

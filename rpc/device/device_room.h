@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <farspan/c10d/device/device_map.h>
@@ -69,21 +71,18 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   Reach reach(int peer) const noexcept;
   //   returns  why it is not another one; empty where it is as direct as can be
   std::string why_not_by_name(int peer) const;
-  // To be added to the reason why memory of that worker's device cannot be opened here: that this
-  // process does not see the device, by whatever number; empty: it does.
-  std::string note_of_unseen(int peer, int device) const;
+  // As Imports::copy(), of what that worker lends; says so where this process does not see the
+  // device, by whatever number.
+  void import(int peer, const device::Export& from, void* to, device::Stream stream);
+  // Once `stream` has come so far. On no thread of the driver's: what goes with it may use devices.
+  void let_go_behind(device::Stream stream, std::shared_ptr<const void> what);
 
   Worker& worker() noexcept { return worker_; }
   device::Devices& devices() noexcept { return *accelerator_.devices; }
   device::Exports& exports() noexcept { return exports_; }
-  device::Imports& imports() noexcept { return imports_; }
   device::HostCopies& host_copies() noexcept { return host_copies_; }
   DeviceRoutes& routes() noexcept { return routes_; }
   uint64_t next_export() noexcept { return last_export_.fetch_add(1) + 1; }
-  // Under which imports() knows what a worker exports.
-  uint64_t export_key(int peer) const noexcept { return static_cast<uint64_t>(peer); }
-  // Sees to it that what nobody uses any more is closed in time.
-  void close_idle_imports();
 
  private:
   DeviceRoom(Worker& worker, const Accelerator& accelerator, std::vector<DeviceRecord> records,
@@ -91,6 +90,15 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   const DeviceRecord& own() const noexcept;
   int devices_of(int rank) const noexcept;
   const std::string& name_of(int rank) const;
+  // That maps name, from this worker's device (first) to the peer's (second): requests and answers.
+  std::set<std::pair<int, int>> mapped_ways(int peer) const;
+  // In another thread.
+  void try_mapped_ways(int peer);
+  std::string note_of_unseen(int peer, int device) const;
+  // Under which imports_ knows what a worker exports.
+  static uint64_t export_key(int peer) noexcept { return static_cast<uint64_t>(peer); }
+  // Sees to it that what nobody uses any more is closed in time.
+  void close_idle_imports();
   void close_idle_imports_later(TimePoint at);
 
   Worker& worker_;

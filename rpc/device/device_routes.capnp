@@ -15,9 +15,10 @@ struct DeviceProbe {
   number @2 :UInt64;                   # what is to be found there
 }
 
-# Kind DEVICE_UNOPENED: what the receiver has lent could not be opened.
+# Kind DEVICE_UNOPENED: what the receiver has lent could not be opened. Its answer has the bytes, as its one segment.
 struct DeviceUnopened {
   here @0 :Int16;                      # the device that it is on, the receiver's
   there @1 :Int16;                     # the sender's, which it was for
   why @2 :Text;
+  lent @3 :Value.DeviceBytes;          # of which the bytes are wanted; none: it is one-way
 }

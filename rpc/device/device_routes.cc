@@ -14,6 +14,7 @@
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/device/device_map.h>
 #include <farspan/c10d/values/message.h>
+#include <farspan/rpc/device/by_host.h>
 #include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/device_room.h>
 #include <farspan/rpc/device/device_routes.capnp.h>
@@ -87,21 +88,30 @@ class Spot {
 
 class Answer final : public agent::ReplyHandler {
  public:
+  using Frame = std::shared_ptr<wire::InFrame>;
+
   void on_reply(wire::InFrame&& reply) noexcept override {
-    try {
-      reply.failed() ? promise_.set_value(wire::decode_error(reply.meta.span()))
-                     : promise_.set_value(std::nullopt);
-    } catch (const Error& malformed) {
-      promise_.set_error(malformed);
-    }
+    promise_.set_value(std::make_shared<wire::InFrame>(std::move(reply)));
   }
   void on_error(const Error& why) noexcept override { promise_.set_error(why); }
-  // The other worker's objection; fails when it has not answered.
-  Future<std::optional<Error>> future() const { return promise_.future(); }
+  Future<Frame> frame() const { return promise_.future(); }
 
  private:
-  Promise<std::optional<Error>> promise_;
+  Promise<Frame> promise_;
 };
+
+// Waits for the answer, and whatever becomes of it ends by the deadline.
+//   throws  Error: that worker has not answered
+Answer::Frame ask_worker(agent::Messenger& messenger, int peer, wire::Kind kind, MetaBuilder& meta,
+                         Deadline deadline) {
+  const auto answer = std::make_shared<Answer>();
+  wire::OutFrame frame;
+  frame.header.kind = kind;
+  frame.meta = meta.finish();
+  messenger.call(peer, frame, deadline, answer, true);
+  messenger.wait(*answer->frame().state(), Deadline::never(), peer);
+  return answer->frame().value();
+}
 
 // Says nothing about devices: it may go another time.
 bool is_passing(const Error& error) {
@@ -143,6 +153,18 @@ bool DeviceRoutes::is_direct(int peer, int here, int there, Deadline deadline) {
   return false;
 }
 
+void DeviceRoutes::find_out_early(int peer, int here, int there) {
+  const bool must = device_to_device_ == DeviceToDevice::kRequired;
+  const Deadline limit =
+      must ? Deadline::in(room_.worker().rpc_timeout()) : Deadline::after(kAnswerWithin);
+  try {
+    is_direct(peer, here, there, limit);
+  } catch (const Error& error) {  // the first tensor will tell
+    const bool is_refused = must && error.code() == Code::kUnavailable;
+    log(is_refused ? LogLevel::kWarning : LogLevel::kDebug, "device", error.what());
+  }
+}
+
 void DeviceRoutes::try_once(const Key& key, Trial& trial, Deadline deadline) {
   const auto& [peer, here, there] = key;
   std::exception_ptr failure;
@@ -168,42 +190,84 @@ void DeviceRoutes::try_once(const Key& key, Trial& trial, Deadline deadline) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void DeviceRoutes::tell_unopened(int peer, int there, int here, const std::string& why) {
+Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int here,
+                                    const Error& why, Deadline deadline) {
+  agent::Messenger& messenger = room_.worker().messenger();
   MetaBuilder builder;
   auto out = builder.init_root<schema::DeviceUnopened>();
-  out.setHere(static_cast<int16_t>(there));
+  out.setHere(static_cast<int16_t>(lent.device));
   out.setThere(static_cast<int16_t>(here));
-  out.setWhy(why);
-  wire::OutFrame frame;
-  frame.header.kind = wire::Kind::kDeviceUnopened;
-  frame.meta = builder.finish();
-  room_.worker().messenger().post(peer, frame);
+  out.setWhy(why.message());
+  if (device_to_device_ == DeviceToDevice::kRequired) {
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kDeviceUnopened;
+    frame.meta = builder.finish();
+    messenger.post(peer, frame);
+    throw Error(why);
+  }
+  write_export(lent, out.initLent());
+  const auto answer = ask_worker(messenger, peer, wire::Kind::kDeviceUnopened, builder, deadline);
+  if (answer->failed()) throw wire::decode_error(answer->meta.span());
+  if (answer->segments.size() != 1 || answer->segments[0].size() != lent.bytes) {
+    throw Error(Code::kCorrupt, "an answer without the bytes that were lent");
+  }
+  const Buffer& bytes = answer->segments[0];
+  return bytes.owner() ? bytes : Buffer::copy_of(bytes.span());
+}
+
+void DeviceRoutes::serve_unopened(agent::Request request) {
+  try {
+    int here = 0, there = 0;
+    std::string why;
+    std::optional<device::Export> lent;
+    guard_read([&] {
+      MetaReader reader(request.frame().meta.span());
+      const auto said = reader.root<schema::DeviceUnopened>();
+      here = said.getHere();
+      there = said.getThere();
+      why = std::string(said.getWhy()).substr(0, kMostSaid);
+      if (said.hasLent()) lent = read_export(said.getLent());
+    });
+    std::ranges::replace_if(
+        why, [](unsigned char c) { return std::iscntrl(c) != 0; }, ' ');
+    hear_unopened(request.from(), here, there, "what had gone well does not any more: " + why);
+    if (request.one_way() || !lent) return;
+    refuse_if_required(request.from(), here, there, why);
+    request.reply({}, {copy_lent(*lent, request.deadline())});
+  } catch (const Error& error) {
+    request.fail(error);
+  } catch (const c10::Error& error) {
+    request.fail(Error(Code::kUnavailable, error.what_without_backtrace()));
+  }
 }
 
 // Of a route that was direct only: nobody can have others remembered, or say anything of them.
-void DeviceRoutes::hear_unopened(const agent::Request& request) {
-  int here = 0, there = 0;
-  std::string why;
-  guard_read([&] {
-    MetaReader reader(request.frame().meta.span());
-    const auto said = reader.root<schema::DeviceUnopened>();
-    here = said.getHere();
-    there = said.getThere();
-    why = std::string(said.getWhy()).substr(0, kMostSaid);
-  });
-  std::ranges::replace_if(
-      why, [](unsigned char c) { return std::iscntrl(c) != 0; }, ' ');
-  why = "what had gone well does not any more: " + why;
+void DeviceRoutes::hear_unopened(int peer, int here, int there, const std::string& why) {
   {
     MutexLock lock(mutex_);
-    const auto found = found_.find({request.from(), here, there});
+    const auto found = found_.find({peer, here, there});
     if (found == found_.end() || found->second.known_until == TimePoint()) return;
     Found& route = found->second;
     if (!route.why_not_direct.empty()) return;
     route.why_not_direct = why;
     route.known_until = Clock::now() + kAgainAfter * (1 << std::min(route.times_unopened++, 6));
   }
-  tell(LogLevel::kInfo, request.from(), here, there, why);
+  tell(LogLevel::kInfo, peer, here, there, why);
+}
+
+Buffer DeviceRoutes::copy_lent(const device::Export& lent, Deadline deadline) {
+  if (room_.device_here(lent.device).is_cpu()) throw Error(Code::kCorrupt, "no device lends that");
+  device::Devices& devices = room_.devices();
+  const device::Stream stream = devices.new_stream(lent.device);
+  const std::shared_ptr<void> end(nullptr, [&](void*) { devices.end_stream(stream); });
+  const auto memory = room_.exports().read(lent, stream);
+  if (!memory) throw Error(Code::kCorrupt, "what is asked for is lent no more");
+  try {
+    return copy_to_host(room_, stream, memory.get(), lent.bytes, deadline);
+  } catch (...) {
+    room_.let_go_behind(stream, memory);  // the device may read there still
+    throw;
+  }
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {
@@ -273,17 +337,12 @@ DeviceRoutes::Verdict DeviceRoutes::ask(int peer, int here, int there, Deadline 
   // Who may go another way does not wait for as long as his call may take.
   const bool must_wait = device_to_device_ == DeviceToDevice::kRequired;
   const Deadline limit = Deadline::after(kAnswerWithin);
-  const auto answer = std::make_shared<Answer>();
-  wire::OutFrame frame;
-  frame.header.kind = wire::Kind::kDeviceProbe;
-  frame.meta = builder.finish();
-  agent::Messenger& messenger = room_.worker().messenger();
-  messenger.call(peer, frame, must_wait ? deadline : earlier(deadline, limit), answer, true);
-  messenger.wait(*answer->future().state(), Deadline::never(), peer);
   try {
-    const std::optional<Error> objection = answer->future().value();
-    if (!objection) return {""};
-    return {objection->message(), is_passing(*objection)};
+    const auto answer = ask_worker(room_.worker().messenger(), peer, wire::Kind::kDeviceProbe,
+                                   builder, must_wait ? deadline : earlier(deadline, limit));
+    if (!answer->failed()) return {""};
+    const Error objection = wire::decode_error(answer->meta.span());
+    return {objection.message(), is_passing(objection)};
   } catch (const Error& error) {
     if (error.code() != Code::kTimeout || must_wait || deadline.expired()) throw;
     return {"that worker has not tried it in time", true};
@@ -323,13 +382,7 @@ void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline 
     throw Error(Code::kCorrupt, "a probe of something else than a device");
   }
   const auto spot = Spot::make(room_, there);
-  try {
-    room_.imports().copy(room_.export_key(peer), from, spot->memory(), spot->stream());
-  } catch (const Error& error) {
-    if (error.code() == Code::kCorrupt) throw;
-    throw Error(error.code(), error.message() + room_.note_of_unseen(peer, from.device));
-  }
-  room_.close_idle_imports();
+  room_.import(peer, from, spot->memory(), spot->stream());
   spot->read();
   if (!room_.devices().synchronize(spot->stream(), deadline)) {
     throw Error(Code::kTimeout, "the device was busy");

@@ -11,10 +11,12 @@
 #include <tuple>
 #include <vector>
 
+#include <farspan/c10d/base/buffer.h>
 #include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
+#include <farspan/c10d/device/exports.h>
 #include <farspan/rpc/agent/messenger.h>
 
 namespace farspan {
@@ -33,18 +35,25 @@ class DeviceRoutes {
   //   throws  Error kUnavailable: they do not, and DeviceToDevice::kRequired; kTimeout,
   //           kDisconnected, kShutdown: that worker has not answered, and is asked again next time
   bool is_direct(int peer, int here, int there, Deadline deadline);
+  // The same, when there is no tensor yet: what speaks against it is in the log.
+  void find_out_early(int peer, int here, int there);
   // Of a tensor that goes straight, but by way of memory that other processes can open.
   void note_staged(int peer, int here, int there, uint64_t bytes);
   // The same of one that found no room there, and goes through the processor's memory; that is in
   // the log once.
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
   void note_not_staged(int peer, int here, int there, uint64_t bytes);
-  // Tells a worker that what it has lent for this one's device `here` cannot be opened, though that
-  // had gone well when it was tried: what it sends next goes another way.
-  void tell_unopened(int peer, int there, int here, const std::string& why);
-  // Serves another worker: tries what it asks for; hears what it could not open.
+  // Of what a worker has lent for this one's device `here`, and cannot be opened, though that had
+  // gone well when it was tried: what that worker sends next goes another way.
+  //   returns  the bytes, by way of the processor's memory; waits for that worker's answer
+  //   throws   Error kUnavailable: `why`, with DeviceToDevice::kRequired, at either end; kTimeout,
+  //            kDisconnected, kShutdown; kCorrupt: it is lent no more
+  Buffer fetch_unopened(int peer, const device::Export& lent, int here, const Error& why,
+                        Deadline deadline);
+  // Serves another worker: tries what it asks for; hears what it could not open, and gives it the
+  // bytes.
   void serve_probe(agent::Request request);
-  void hear_unopened(const agent::Request& request);
+  void serve_unopened(agent::Request request);
 
   void note_come(int peer, uint64_t bytes);
   std::vector<DeviceRoute> known(int peer) const;
@@ -77,6 +86,8 @@ class DeviceRoutes {
   Verdict find_out(int peer, int here, int there, Deadline deadline);
   Verdict ask(int peer, int here, int there, Deadline deadline);
   void copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline);
+  void hear_unopened(int peer, int here, int there, const std::string& why);
+  Buffer copy_lent(const device::Export& lent, Deadline deadline);
   void tell(LogLevel level, int peer, int here, int there, const std::string& why) const;
 
   DeviceRoom& room_;

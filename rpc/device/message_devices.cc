@@ -1,16 +1,18 @@
 #include <farspan/rpc/device/message_devices.h>
 
 #include <cstring>
-#include <string>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include <farspan/rpc/device/by_host.h>
 #include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/local_exports.h>
 #include <farspan/rpc/device/streams.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
+
 // The memory itself. Who copies it within this process keeps it, too: the line may end meanwhile.
 class MessageDevicesOf::Held {
  public:
@@ -90,25 +92,8 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
 }
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
-  using End = device::HostCopies::End;
-  const device::Stream stream = current_stream(dense.device());
-  const auto too_late = [&] {
-    return Error(Code::kTimeout, "what " + dense.device().str() + " is at was not done in time")
-        .operation("copy a tensor to the host")
-        .advice("find out what the device is busy with, or give the call more time");
-  };
-  Buffer bytes = room_->worker().messenger().allocate(dense.nbytes());
-  const End end = room_->host_copies().from_device(stream, bytes.data(), dense.const_data_ptr(),
-                                                   bytes.size(), deadline_);
-  if (end == End::kLate) throw too_late();
-  if (end == End::kDone) return bytes;
-  device::Devices& devices = room_->devices();
-  // So that the copy, which the calling thread may have to wait for, is done at once.
-  if (!devices.synchronize(stream, deadline_)) throw too_late();
-  devices.copy(stream, bytes.data(), dense.const_data_ptr(), bytes.size());
-  if (devices.synchronize(stream, deadline_)) return bytes;
-  devices.then(stream, [bytes] {});  // the device may write there still
-  throw too_late();
+  return farspan::copy_to_host(*room_, current_stream(dense.device()), dense.const_data_ptr(),
+                               dense.nbytes(), deadline_);
 }
 
 at::Device MessageDevicesOf::device_here(int place) {
@@ -118,59 +103,55 @@ at::Device MessageDevicesOf::device_here(int place) {
 }
 
 void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) {
+  if (drops_bytes_) return;
   if (dense.device().is_cpu()) throw Error(Code::kCorrupt, "device memory is lent to the CPU");
+  if (from.hasMemory()) {
+    borrow_by_name(dense, read_export(from));
+  } else {
+    borrow_local(dense, from.getRegion());
+  }
+  room_->devices().then(current_stream(dense.device()), [borrowed = borrowed_] {});
+}
+
+void MessageDevicesOf::borrow_by_name(const at::Tensor& dense, const device::Export& lent) {
+  const device::Stream stream = current_stream(dense.device());
+  std::optional<Error> unopened;
+  try {
+    room_->import(peer_, lent, dense.mutable_data_ptr(), stream);
+    return room_->routes().note_come(peer_, dense.nbytes());
+  } catch (const Error& error) {
+    if (error.code() == Code::kCorrupt) throw;
+    unopened = error;
+  }
+  if (must_not_block_) throw WouldBlock();
+  const Buffer bytes =
+      room_->routes().fetch_unopened(peer_, lent, stream.device, *unopened, deadline_);
+  farspan::copy_from_host(*room_, stream, dense.mutable_data_ptr(), bytes, deadline_);
+}
+
+void MessageDevicesOf::borrow_local(const at::Tensor& dense, uint64_t id) {
   const device::Stream stream = current_stream(dense.device());
   device::Devices& devices = room_->devices();
-  if (from.hasMemory()) {
-    const device::Export lent = read_export(from);
-    try {
-      room_->imports().copy(room_->export_key(peer_), lent, dense.mutable_data_ptr(), stream);
-    } catch (const Error& error) {
-      room_->close_idle_imports();  // a part may have been opened
-      if (error.code() != Code::kCorrupt) {
-        room_->routes().tell_unopened(peer_, lent.device, stream.device, error.message());
-      }
-      throw;
-    }
-    room_->close_idle_imports();
-  } else {
-    const auto local = LocalExports::all().find(from.getRegion());
-    auto held = local ? local->held.lock() : nullptr;
-    if (!held || local->bytes != dense.nbytes() ||
-        room_->reach(peer_) != DeviceRoom::Reach::kSameProcess) {
-      throw Error(Code::kCorrupt, "an export that there is not");
-    }
-    devices.wait(stream, local->written);
-    devices.copy(stream, dense.mutable_data_ptr(), local->memory, local->bytes);
-    // The last one to let go of it must be no thread of the driver's.
-    const std::weak_ptr<agent::Messenger> messenger = room_->worker().share_messenger();
-    devices.then(stream, [held = std::move(held), messenger] {
-      if (const auto here = messenger.lock()) here->run([held] {});
-    });
+  const auto local = LocalExports::all().find(id);
+  auto held = local ? local->held.lock() : nullptr;
+  if (!held || local->bytes != dense.nbytes() ||
+      room_->reach(peer_) != DeviceRoom::Reach::kSameProcess) {
+    throw Error(Code::kCorrupt, "an export that there is not");
   }
-  devices.then(stream, [borrowed = borrowed_] {});
+  devices.wait(stream, local->written);
+  devices.copy(stream, dense.mutable_data_ptr(), local->memory, local->bytes);
+  room_->let_go_behind(stream, std::move(held));
   room_->routes().note_come(peer_, dense.nbytes());
 }
 
 void MessageDevicesOf::copy_from_host(const at::Tensor& dense, const Buffer& bytes) {
+  if (drops_bytes_) return;
   if (dense.device().is_cpu()) {
     std::memcpy(dense.mutable_data_ptr(), bytes.data(), bytes.size());
     return;
   }
-  using End = device::HostCopies::End;
-  const device::Stream stream = current_stream(dense.device());
-  const End end = room_->host_copies().to_device(stream, dense.mutable_data_ptr(), bytes.data(),
-                                                 bytes.size(), deadline_);
-  if (end == End::kDone) return;
-  if (end == End::kLate) {
-    throw Error(Code::kTimeout, dense.device().str() + " did not take a tensor in time")
-        .operation("copy a tensor from the host")
-        .advice("find out what the device is busy with, or give the call more time");
-  }
-  // A small segment is a part of its frame, which may go before the stream has come so far.
-  const Buffer kept = bytes.owner() ? bytes : Buffer::copy_of(bytes.span());
-  room_->devices().copy(stream, dense.mutable_data_ptr(), kept.data(), kept.size());
-  room_->devices().then(stream, [kept] {});
+  farspan::copy_from_host(*room_, current_stream(dense.device()), dense.mutable_data_ptr(), bytes,
+                          deadline_);
 }
 
 }  // namespace farspan

@@ -24,6 +24,8 @@ class MessageDevicesOf final : public MessageDevices {
   void borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) override;
   void copy_from_host(const at::Tensor& dense, const Buffer& bytes) override;
   std::shared_ptr<LentMemory> lent() override;
+  void must_not_block() override { must_not_block_ = true; }
+  void drop_bytes() override { drops_bytes_ = true; }
   void keep_until_copied(std::shared_ptr<void> borrowed) override {
     borrowed_ = std::move(borrowed);
   }
@@ -32,13 +34,15 @@ class MessageDevicesOf final : public MessageDevices {
   class Held;
   class Lent;
   Lent& lent_exports();
+  void borrow_by_name(const at::Tensor& dense, const device::Export& lent);
+  void borrow_local(const at::Tensor& dense, uint64_t id);
 
   const std::shared_ptr<DeviceRoom> room_;
   const int peer_;
   const MessageWay way_;
   Deadline deadline_;
   std::optional<int> place_;
-  bool host_if_unmapped_ = false;
+  bool host_if_unmapped_ = false, must_not_block_ = false, drops_bytes_ = false;
   std::shared_ptr<Lent> lent_;
   std::shared_ptr<void> borrowed_;
 };

@@ -253,7 +253,6 @@ DeviceRoute way_of(const Worker& worker, int here) {
 uint64_t bytes_of_devices() { return current_worker().counters().bytes_of_devices; }
 std::string way_back() { return way_of(current_worker(), 0).why_not_direct; }
 FARSPAN_REGISTER_AS("device.bytes_of_devices", bytes_of_devices);
-FARSPAN_REGISTER_AS("device.let_memory_be_opened", let_memory_be_opened);
 FARSPAN_REGISTER_AS("device.way_back", way_back);
 
 // What this process logs of devices, for a block.
@@ -335,23 +334,6 @@ TEST_P(DeviceTensors, SayHowTheyGo) {
 
 class DevicesByName : public DeviceTensors {};
 
-// From now on, for a block, a worker cannot open what others lend it.
-class Unopened {
- public:
-  explicit Unopened(Worker& w0, int rank) : w0_(w0), rank_(rank) { let(false); }
-  ~Unopened() { EXPECT_NO_THROW(let(true)); }
-  Unopened(const Unopened&) = delete;
-  Unopened& operator=(const Unopened&) = delete;
-
- private:
-  void let(bool may) {
-    if (rank_ == 0) return let_memory_be_opened(may);
-    w0_.rpc_sync(rank_, let_memory_be_opened, may);
-  }
-  Worker& w0_;
-  const int rank_;
-};
-
 // As where containers keep processes apart.
 TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
   const Unopened arguments(w0(), 1);
@@ -368,37 +350,69 @@ TEST_P(DevicesByName, GoThroughTheProcessorWhereMemoryCannotBeOpened) {
   EXPECT_GT(w0().counters().bytes_of_devices, 0u);
 }
 
-TEST_P(DevicesByName, GoAnotherWayOnceMemoryCannotBeOpenedAnyMore) {
+TEST_P(DevicesByName, GoAnotherWayOnceMemoryCannotBeOpenedAnyMoreAndNoneIsLost) {
   if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
   if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
-  const auto exchange = [&](int device, int64_t seed) {
-    const Tensor x = numbers(seed).to(accelerator(device));
-    return is(w0().rpc_sync(1, copied, x), numbers(seed));
+  const auto exchange = [&](int device, int64_t seed, int64_t count = 1000) {
+    const Tensor x = numbers(seed, count).to(accelerator(device));
+    return is(w0().rpc_sync(1, copied, x), numbers(seed, count));
   };
-  const auto fails_once = [&](int device) {
-    const Error error = error_of([&] { exchange(device, 3); });
-    EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr("cannot be opened"));
-    for (int round = 0; round < 10; ++round) EXPECT_TRUE(exchange(device, round));
+  const auto come = [&] {
+    return w0().counters().bytes_of_devices + w0().rpc_sync(1, bytes_of_devices);
   };
   const auto said = HasSubstr("what had gone well does not any more: memory of other processes");
   const LoggedWays log;
   for (const int device : {0, 1}) EXPECT_TRUE(exchange(device, device));
   EXPECT_EQ(w0().rpc_sync(1, way_back), "");
+  const uint64_t before = come();
   {
     const Unopened results(w0(), 0);
-    fails_once(0);
+    for (int round = 0; round < 10; ++round) EXPECT_TRUE(exchange(0, round, 300'000));
   }
+  EXPECT_EQ(come(), before + uint64_t{10} * 300'000 * 8) << "the arguments, straight";
   EXPECT_THAT(w0().rpc_sync(1, way_back), said);
   EXPECT_TRUE(way_of(w0(), 0).is_direct) << "that way it can be";
   {
     const Unopened arguments(w0(), 1);
-    fails_once(1);
+    for (int round = 0; round < 10; ++round) EXPECT_TRUE(exchange(1, round, 300'000));
   }
   EXPECT_TRUE(way_of(w0(), 0).is_direct);
   EXPECT_THAT(way_of(w0(), 1).why_not_direct, said);
   const std::string direct = ", from device to device";
   EXPECT_THAT(log.to_w1(), ElementsAre(line_of(0, direct), line_of(1, direct), said)) << "once";
+}
+
+// They were sent before their sender could know.
+TEST_P(DevicesByName, ThatCannotBeOpenedArriveFromManyCallsAtOnce) {
+  if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
+  w0().rpc_sync(1, copied, numbers(1).to(accelerator(0)));
+  const Unopened arguments(w0(), 1), results(w0(), 0);
+  std::vector<std::pair<Future<Tensor>, int64_t>> answers;
+  for (int64_t seed = 0; seed < 20; ++seed) {
+    answers.emplace_back(w0().rpc_async(1, copied, numbers(seed).to(accelerator(0))), seed);
+  }
+  for (const auto& [answer, seed] : answers) EXPECT_TRUE(is(answer.wait(), numbers(seed)));
+}
+
+// The answer is read by whoever reads, who must not wait for another one.
+TEST_P(DevicesByName, ThatCannotBeOpenedComeToContinuations) {
+  if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
+  w0().rpc_sync(1, on_device, 0, 1);
+  const Unopened results(w0(), 0);
+  const auto twice = w0().rpc_async(1, on_device, 0, 5).then([](const Tensor& x) { return x + x; });
+  EXPECT_TRUE(is(twice.wait(), numbers(5) * 2));
+}
+
+TEST_P(DevicesByName, ThatCannotBeOpenedAreWaitedForNoLongerThanTheirCall) {
+  if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
+  w0().rpc_sync(1, take, numbers(1).to(accelerator(0)));
+  const Tensor x = numbers(1).to(accelerator(0));
+  const Unopened arguments(w0(), 1);
+  std::optional<StalledStream> stalled(std::in_place);
+  const Error error = error_of([&] { w0().rpc_sync(1, CallOptions{.timeout = 200ms}, take, x); });
+  EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+  stalled.reset();
+  EXPECT_TRUE(w0().rpc_sync(1, is_numbers, x, 1));
 }
 
 TEST_P(DevicesByName, AreErrorsOnceMemoryCannotBeOpenedWhereTheyMustGoStraight) {
@@ -412,6 +426,24 @@ TEST_P(DevicesByName, AreErrorsOnceMemoryCannotBeOpenedWhereTheyMustGoStraight) 
     EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
     EXPECT_THAT(error.what(), HasSubstr(why));
   }
+}
+
+TEST_P(DevicesByName, AreErrorsOnceMemoryCannotBeOpenedByWhoRequiresThatTheyComeStraight) {
+  if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
+  start_processes({.workers = 2, .device_to_device = DeviceToDevice::kRequired});
+  w0().rpc_sync(1, on_device, 0, 1);
+  const Unopened results(w0(), 0);
+  const Error error = error_of([&] { w0().rpc_sync(1, on_device, 0, 1); });
+  EXPECT_EQ(error.code(), Code::kUnavailable) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr("cannot be opened"));
+}
+
+TEST_P(DevicesByName, AreTriedBeforeTheFirstTensorWhereMapsNameThem) {
+  start_processes({.workers = 2, .device_maps = {{"w1", {{cuda(0), cuda(0)}}}}});
+  w0().rpc_sync(1, bytes_of_devices);
+  EXPECT_TRUE(eventually([&] { return way_of(w0(), 0).is_direct; }));
+  EXPECT_TRUE(eventually([&] { return w0().rpc_sync(1, way_back).empty(); })) << "and back";
+  EXPECT_EQ(w0().routes().at(0).devices.size(), 1u);
 }
 
 // More than there is room for, of copies of what others cannot open.

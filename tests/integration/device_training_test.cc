@@ -112,6 +112,7 @@ using DeviceReferences = DeviceWorkers;
 using DeviceFutures = DeviceWorkers;
 using DeviceGradients = DeviceWorkers;
 class MappedDeviceGradients : public DeviceWorkers {};
+class UnopenedDeviceGradients : public DeviceWorkers {};
 
 TEST_P(DeviceReferences, HoldWhatTheCallThatMadeThemHasWritten) {
   for (int round = 0; round < repetitions(50); ++round) {
@@ -332,6 +333,16 @@ TEST_P(MappedDeviceGradients, GoBackByTheInverseOfTheMap) {
   }
 }
 
+TEST_P(UnopenedDeviceGradients, ArriveThroughTheProcessor) {
+  if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
+  const Weights w = w0().remote(1, weights, 0, 3);
+  EXPECT_EQ(wrong_gradients(w0(), w, 1, 1), 0);
+  for (const int rank : {0, 1}) {
+    const Unopened gradients(w0(), rank);
+    EXPECT_EQ(wrong_gradients(w0(), w, 5 + rank, 1), 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceReferences,
                          ::testing::Values(kSameProcess, kByName, kByHost), name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceFutures, ::testing::Values(kSameProcess, kByName, kByHost),
@@ -340,6 +351,7 @@ INSTANTIATE_TEST_SUITE_P(EachWay, DeviceGradients,
                          ::testing::Values(kSameProcess, kByName, kByHost), name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, MappedDeviceGradients,
                          ::testing::Values(kSameProcess, kByName, kByHost), name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, UnopenedDeviceGradients, ::testing::Values(kByName), name_of_way);
 
 }  // namespace
 }  // namespace farspan::testing

@@ -31,6 +31,7 @@ std::vector<std::string> wrong_here() {
   return use.faults;
 }
 FARSPAN_REGISTER_AS("device.wrong_here", wrong_here);
+FARSPAN_REGISTER_AS("device.let_memory_be_opened", let_memory_be_opened);
 
 int be_worker_with_devices() {
   accelerators();  // a worker has those that are there when it joins
@@ -122,6 +123,11 @@ void DeviceWorkers::lose_w1() {
   } else {
     w1().shutdown(false);
   }
+}
+
+void Unopened::let(bool may) {
+  if (rank_ == 0) return let_memory_be_opened(may);
+  w0_.rpc_sync(rank_, let_memory_be_opened, may);
 }
 
 int run_device_tests(int argc, char** argv) {

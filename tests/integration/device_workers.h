@@ -62,6 +62,20 @@ class DeviceWorkers : public ::testing::TestWithParam<Way> {
   bool lost_ = false;
 };
 
+// From now on, for a block, a worker in a process cannot open what others lend it.
+class Unopened {
+ public:
+  Unopened(Worker& w0, int rank) : w0_(w0), rank_(rank) { let(false); }
+  ~Unopened() { EXPECT_NO_THROW(let(true)); }
+  Unopened(const Unopened&) = delete;
+  Unopened& operator=(const Unopened&) = delete;
+
+ private:
+  void let(bool may);
+  Worker& w0_;
+  const int rank_;
+};
+
 // Also serves as the other process: what main() returns.
 int run_device_tests(int argc, char** argv);
 

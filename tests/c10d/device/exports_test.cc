@@ -291,6 +291,55 @@ TEST_F(ExportsTest, AnEventIsRecordedAnewWhenItsExportIsTaken) {
   here_.devices->release(source);
 }
 
+TEST_F(ExportsTest, IsReadForWhoCannotOpenItAndKeptMeanwhile) {
+  std::byte* const source = here_.allocate();
+  const auto sent = filled(kBytes, 1);
+  here_.write(source, sent);  // late
+  const auto owner = std::make_shared<int>();
+  const Export made = make(1, source, kBytes, owner);
+  const Stream stream = here_.devices->new_stream(0);
+  auto memory = exports_.read(made, stream);
+  ASSERT_EQ(memory.get(), source);
+  exports_.taken(1);  // its line has ended, say
+  EXPECT_EQ(exports_.kept(), 0u);
+  EXPECT_EQ(owner.use_count(), 2);
+  EXPECT_NE(make(2, source).event, made.event) << "it is in use";
+  std::vector<std::byte> got(kBytes);
+  here_.devices->copy(stream, got.data(), memory.get(), kBytes);
+  EXPECT_TRUE(here_.devices->synchronize(stream, Deadline::after(seconds(20))));
+  EXPECT_EQ(got, sent);
+  memory = nullptr;
+  EXPECT_EQ(owner.use_count(), 1);
+  EXPECT_EQ(make(3, source).event, made.event);
+  here_.devices->end_stream(stream);
+  here_.finish();
+  here_.devices->release(source);
+}
+
+TEST_F(ExportsTest, IsReadOnlyAsItWasMadeAndWhileItIsKept) {
+  std::byte* const source = here_.allocate();
+  const Export made = make(1, source);
+  const auto is_found = [&](auto change) {
+    Export other = made;
+    change(other);
+    return exports_.read(other, here_.stream) != nullptr;
+  };
+  EXPECT_TRUE(is_found([](Export&) {}));
+  EXPECT_FALSE(is_found([](Export& other) { other.bytes += 1; }));
+  EXPECT_FALSE(is_found([](Export& other) { other.event += 1; }));
+  EXPECT_FALSE(is_found([](Export& other) { other.written[0] ^= std::byte{1}; }));
+  exports_.taken(1);
+  EXPECT_FALSE(is_found([](Export&) {}));
+  exports_.make_local(2, here_.stream, nullptr);
+  EXPECT_FALSE(is_found([](Export& other) { other.bytes = 0; })) << "that has the event now";
+  const Stream elsewhere = here_.devices->new_stream(1);
+  const Export again = make(3, source);
+  EXPECT_EQ(exports_.read(again, elsewhere), nullptr) << "another device";
+  here_.devices->end_stream(elsewhere);
+  here_.finish();
+  here_.devices->release(source);
+}
+
 TEST_F(ExportsTest, MemoryOfAnotherProcessIsNotExported) {
   std::byte* const source = here_.allocate();
   const auto name = here_.devices->name_memory(source);
@@ -342,6 +391,20 @@ TEST_F(StagedExportsTest, ABlockIsInUseUntilItsExportIsTaken) {
   exports.taken(1);
   EXPECT_TRUE(stage(exports, 3));
   EXPECT_FALSE(stage(exports, 4, 3 * kBlock)) << "more than there ever is room for";
+  here_.finish();
+}
+
+TEST_F(StagedExportsTest, ABlockIsInUseAsLongAsItIsRead) {
+  Exports exports(*here_.devices, kBlock);
+  const auto made = stage(exports, 1);
+  ASSERT_TRUE(made);
+  auto memory = exports.read(*made, here_.stream);
+  ASSERT_TRUE(memory);
+  EXPECT_NE(memory.get(), source_);
+  exports.taken(1);
+  EXPECT_FALSE(stage(exports, 2));
+  memory = nullptr;
+  EXPECT_TRUE(stage(exports, 2));
   here_.finish();
 }
 
