@@ -399,7 +399,6 @@ void AutogradRoom::on_message(agent::Request request) {
     const FreshState state(host_);
     const auto streams = own_streams(host_);
     CallScope scope(host_, request.from(), MessageWay::kReply);
-    scope.set_deadline(request.deadline());
     scope.borrow(std::move(request.frame().borrowed));
     Decoded decoded = decode(request.frame().meta.span(), request.frame().segments, &scope);
     if (decoded.release) return end_context(*decoded.release);

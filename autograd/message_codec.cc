@@ -122,7 +122,7 @@ void encode(MetaBuilder& builder, const Release& release) {
 }
 
 Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments,
-               ValueScope* scope) {
+               CallScope* scope) {
   return guard_read([&] {
     MetaReader reader(meta);
     const auto in = reader.root<schema::Message>();
@@ -145,12 +145,14 @@ Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments
         decoded.message = Go{pass};
         break;
       case schema::Message::GRADIENT: {
+        const PassTerms terms = read_terms(in);
+        if (scope) scope->set_deadline(Deadline::after(terms.remaining));
         try {
           decoded.gradients = read_gradients(in.getGradient().getPayload(), segments, scope);
         } catch (...) {
           decoded.failure = std::current_exception();
         }
-        decoded.message = GradientHead{pass, read_terms(in), SendId(in.getGradient().getSend())};
+        decoded.message = GradientHead{pass, terms, SendId(in.getGradient().getSend())};
         break;
       }
       case schema::Message::DONE: {

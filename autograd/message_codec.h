@@ -11,6 +11,7 @@
 #include <farspan/autograd/pass_messages.h>
 #include <farspan/c10d/values/message.h>
 #include <farspan/c10d/values/value_io.h>
+#include <farspan/rpc/call_scope.h>
 
 namespace farspan::dist_autograd {
 
@@ -35,9 +36,10 @@ struct Decoded {
   std::exception_ptr failure{};  // why there are none
 };
 // What keeps gradients from being made here, the pass must hear of: it is in `failure`.
+//   scope   gets the deadline of the pass, for what gradients have to wait for
 //   throws  Error kCorrupt
 Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments,
-               ValueScope* scope = nullptr);
+               CallScope* scope = nullptr);
 
 // The pass that a message is about; with Release: of its context, none.
 //   throws  Error kCorrupt

@@ -31,6 +31,11 @@ DeviceTensors* CallScope::device_tensors() {
   return devices_.get();
 }
 
+void CallScope::set_deadline(Deadline deadline) noexcept {
+  deadline_ = deadline;
+  if (devices_) devices_->set_deadline(deadline);
+}
+
 void CallScope::borrow(std::shared_ptr<void> borrowed) {
   if (borrowed && device_tensors()) devices_->keep_until_copied(std::move(borrowed));
 }

@@ -55,7 +55,7 @@ class CallScope final : public ValueScope {
   // The same: for what the message holds besides its tensors. Those of devices get no bytes.
   void drop_device_bytes() noexcept { drops_device_bytes_ = true; }
   // At most so long it waits for devices; never, unless this was called.
-  void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }
+  void set_deadline(Deadline deadline) noexcept;
   // All tensors arrive there, as DeviceTensors has it; by the device map, unless this was called.
   void set_place(int place) noexcept { place_ = place; }
   // Those that the device map sends nowhere arrive in the processor's memory.

@@ -23,6 +23,14 @@ std::string advice_for(const Error& why) {
   }
 }
 
+// The function may have seen its argument before the change, after it, or half of each.
+Error changed_in_place(size_t tensor) {
+  return Error(Code::kInvalidArgument, "tensor " + std::to_string(tensor + 1) +
+                                           " of the arguments was changed in place before the "
+                                           "call had ended")
+      .advice("wait for the call before you change it, or pass its clone()");
+}
+
 }  // namespace
 
 PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name)
@@ -32,86 +40,89 @@ PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName 
       begun_(worker_->messenger().now()) {}
 
 void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
-  if (lent_ && !lent_->over.ready()) {
-    reply_when_given_back(std::move(reply));
-  } else {
-    take_reply(reply);
-  }
+  settle(!reply.failed());
+  if (given_back_ && !given_back_->ready()) return read_when_given_back(std::move(reply));
+  note_time(true);
+  read(reply, MayBlock::kNo, nullptr);
 }
 
-// Also where the answer has come, and waits for what the call has lent.
+// Also where the answer has come, and waits to be read.
 bool PendingResult::give_up() {
-  if (worker_->messenger().cancel(peer_, *this)) return true;
-  if (!lent_ || !lent_->has_answer || lent_->is_told.exchange(true)) return false;
-  on_error(Error(Code::kCancelled, "its caller has given it up"));
+  return worker_->messenger().cancel(peer_, *this) ||
+         end_late(Error(Code::kCancelled, "its caller has given it up"));
+}
+
+std::shared_ptr<PendingResult::Late> PendingResult::keep_for_later(wire::InFrame&& reply) {
+  auto late = std::make_shared<Late>(Late{std::move(reply)});
+  is_late_.store(true);
+  if (deadline_.is_never()) {
+    late->watch = worker_->messenger().watch(peer_);  // it must give signs of life
+  } else {
+    late->timer = worker_->messenger().call_at(deadline_.at(), [weak = weak_from_this()] {
+      if (const auto call = weak.lock()) {
+        call->end_late(Error(Code::kTimeout,
+                             "the answer came, but what devices copy for it was not done in time"));
+      }
+    });
+  }
+  return late;
+}
+
+// False: it has been ended, or is not late.
+bool PendingResult::end_late(const Error& why) noexcept {
+  if (!is_late_.load() || is_over_.exchange(true)) return false;
+  on_error(why);
   return true;
 }
 
-void PendingResult::reply_when_given_back(wire::InFrame&& reply) noexcept {
-  const auto self = shared_from_this();
-  lent_->has_answer = true;
-  agent::TimerId timer = 0;
-  if (!deadline_.is_never()) {
-    timer = worker_->messenger().call_at(deadline_.at(), [weak = weak_from_this()] {
-      const auto call = weak.lock();
-      if (!call || call->lent_->is_told.exchange(true)) return;
-      call->on_error(
-          Error(Code::kTimeout,
-                "the answer came, but its devices have not copied the arguments in time"));
-    });
-  }
-  // As for a call that has none: its peer must give signs of life.
-  std::shared_ptr<const void> watch;
-  if (timer == 0) watch = worker_->messenger().watch(peer_);
-  lent_->over.on_ready(
-      [self, timer, watch, held = std::make_shared<wire::InFrame>(std::move(reply))] {
-        if (self->lent_->is_told.exchange(true)) return self->drop_return(*held);
-        if (timer != 0) self->worker_->messenger().cancel(timer);
-        if (self->lent_->over.has_error()) {
-          self->on_error(self->lent_->over.error());
-        } else {
-          self->take_reply(*held);
-        }
+void PendingResult::read_when_given_back(wire::InFrame&& reply) {
+  const auto late = keep_for_later(std::move(reply));
+  given_back_->on_ready([self = shared_from_this(), late] {
+    if (self->given_back_->has_error()) self->end_late(self->given_back_->error());
+    self->read(late->reply, MayBlock::kNo, late);
+  });
+}
+
+void PendingResult::read_as_task(const std::shared_ptr<Late>& late) {
+  agent::CallContext call;
+  call.chain = late->reply.header.chain;  // a thread that waits in it may do so, too
+  worker_->messenger().resume(
+      std::move(call),
+      [self = shared_from_this(), late] { self->read(late->reply, MayBlock::kYes, late); },
+      [self = shared_from_this(), late](const Error& why) {
+        self->end_late(why);
+        self->read(late->reply, MayBlock::kNo, late);
       });
 }
 
-void PendingResult::take_reply(wire::InFrame& reply) noexcept {
-  const Clock::duration took = elapsed();
-  worker_->add_call_time(took);
-  if (forecast_) forecast_->learn(took);
-  settle(!reply.failed());
-  read_reply(reply, MayBlock::kNo);
-}
-
-void PendingResult::read_reply(wire::InFrame& reply, MayBlock may_block) noexcept {
+void PendingResult::read(wire::InFrame& reply, MayBlock may_block,
+                         std::shared_ptr<Late> late) noexcept {
+  Reading reading;
+  const auto fail_with = [&](const Error& why) {
+    if (reading.is_mine || claim()) fail(named(why));
+  };
   try {
-    if (reply.failed()) {
-      fail(named(wire::decode_error(reply.meta.span())));
+    if (is_over_.load()) {
+      // What came is dropped below.
+    } else if (reply.failed()) {
+      fail_with(wire::decode_error(reply.meta.span()));
     } else if (const auto changed = borrowed_.changed()) {
-      refuse_return(reply, *changed);
+      fail_with(changed_in_place(*changed));
     } else {
-      read_return(reply, may_block);
+      read_return(reply, may_block, reading);
     }
   } catch (const WouldBlock&) {
-    read_reply_as_task(std::move(reply));
+    return read_as_task(late ? late : keep_for_later(std::move(reply)));
   } catch (const BadValue& e) {
-    fail(named(e.as_error("the result")));
+    fail_with(e.as_error("the result"));
   } catch (...) {
-    fail(named(to_error(std::current_exception())));
+    fail_with(to_error(std::current_exception()));
   }
+  if (!reading.has_values) drop_return(reply);
+  if (late && late->timer != 0) worker_->messenger().cancel(late->timer);
 }
 
-void PendingResult::read_reply_as_task(wire::InFrame&& reply) {
-  const auto self = shared_from_this();
-  worker_->messenger().resume(
-      {},
-      [self, held = std::make_shared<wire::InFrame>(std::move(reply))] {
-        self->read_reply(*held, MayBlock::kYes);
-      },
-      [self](const Error& why) { self->fail(self->named(why)); });
-}
-
-void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block) {
+void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block, Reading& reading) {
   CurrentWorker current(*worker_);
   auto streams = own_streams(*worker_);
   guard_read([&] {
@@ -122,6 +133,8 @@ void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block) {
     if (may_block == MayBlock::kNo) scope.must_not_block();
     scope.borrow(reply.borrowed);
     TensorList tensors = read_tensors(answer.getPayload(), reply.segments, &scope);
+    reading.is_mine = claim();
+    if (!reading.is_mine) return;
     reply.borrowed = nullptr;
     if (scope_) {
       const Extensions extensions = read_extensions(answer.getExtensions());
@@ -132,19 +145,12 @@ void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block) {
     if (streams) device_work_ = streams->work_so_far({tensors.begin(), tensors.end()});
     streams.reset();  // what runs because of the answer has streams of its own
     Reader reader(tensors, reply.segments, &scope);
+    reading.has_values = true;
     accept(values[0], reader);
   });
 }
 
-// The function may have seen its argument before the change, after it, or half of each.
-void PendingResult::refuse_return(wire::InFrame& reply, size_t changed_tensor) {
-  fail(named(Error(Code::kInvalidArgument, "tensor " + std::to_string(changed_tensor + 1) +
-                                               " of the arguments was changed in place before the "
-                                               "call had ended")
-                 .advice("wait for the call before you change it, or pass its clone()")));
-  drop_return(reply);
-}
-
+// Of a call that has ended without it: what must not be lost is read, and let go of.
 void PendingResult::drop_return(wire::InFrame& reply) noexcept {
   if (reply.failed()) return;
   try {
@@ -167,9 +173,23 @@ void PendingResult::drop_return(wire::InFrame& reply) noexcept {
 }
 
 void PendingResult::on_error(const Error& why) noexcept {
-  worker_->add_call_time(elapsed());
+  note_time(false);
   settle(false);
   fail(named(why));
+}
+
+// Whether the call is the calling thread's to be ended: once.
+bool PendingResult::claim() noexcept {
+  if (is_late_.load() && is_over_.exchange(true)) return false;
+  note_time(true);
+  return true;
+}
+
+void PendingResult::note_time(bool has_answer) noexcept {
+  if (std::exchange(is_timed_, true)) return;
+  const Clock::duration took = elapsed();
+  worker_->add_call_time(took);
+  if (has_answer && forecast_) forecast_->learn(took);
 }
 
 void PendingResult::settle(bool arrived) noexcept {
@@ -235,7 +255,7 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
   frame.header.chain = agent::current_call().chain;
   frame.segments = std::move(segments_);
   if (auto lent = scope_.lent()) {
-    result->lent_ = std::make_unique<PendingResult::Lent>(lent->over());
+    result->given_back_ = lent->over();
     frame.lent = std::move(lent);
   }
   PendingResult& pending = *result;

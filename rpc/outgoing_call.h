@@ -64,20 +64,27 @@ class PendingResult : public agent::ReplyHandler,
 
  private:
   friend class OutgoingCall;
-  // Memory of a device that the call lends: it is over only when that is the caller's again.
-  struct Lent {
-    explicit Lent(Future<void> ready) : over(std::move(ready)) {}
-    const Future<void> over;
-    std::atomic<bool> has_answer{false}, is_told{false};
+  // An answer that has come and cannot be read yet. Meanwhile the call's deadline passes, and it
+  // may be given up; what comes of the answer then is dropped.
+  struct Late {
+    wire::InFrame reply;
+    agent::TimerId timer = 0;
+    std::shared_ptr<const void> watch = nullptr;
   };
-  void reply_when_given_back(wire::InFrame&& reply) noexcept;
-  void take_reply(wire::InFrame& reply) noexcept;
   enum class MayBlock { kNo, kYes };
-  void read_reply(wire::InFrame& reply, MayBlock may_block) noexcept;
-  void read_reply_as_task(wire::InFrame&& reply);
-  void read_return(wire::InFrame& reply, MayBlock may_block);
-  void refuse_return(wire::InFrame& reply, size_t changed_tensor);
+  struct Reading {
+    bool is_mine = false;     // it has ended the call
+    bool has_values = false;  // nothing of the answer is lost any more
+  };
+  std::shared_ptr<Late> keep_for_later(wire::InFrame&& reply);
+  bool end_late(const Error& why) noexcept;
+  void read_when_given_back(wire::InFrame&& reply);
+  void read_as_task(const std::shared_ptr<Late>& late);
+  void read(wire::InFrame& reply, MayBlock may_block, std::shared_ptr<Late> late) noexcept;
+  void read_return(wire::InFrame& reply, MayBlock may_block, Reading& reading);
   void drop_return(wire::InFrame& reply) noexcept;
+  bool claim() noexcept;
+  void note_time(bool has_answer) noexcept;
   void settle(bool arrived) noexcept;
   Clock::duration elapsed() const noexcept { return worker_->messenger().now() - begun_; }
   Error named(const Error& why) const;
@@ -94,7 +101,11 @@ class PendingResult : public agent::ReplyHandler,
   BorrowedTensors borrowed_;
   std::shared_ptr<DeviceWork> device_work_;  // that the answer's tensors are written by
   std::shared_ptr<void> kept_;
-  std::unique_ptr<Lent> lent_;
+  // When memory of devices that the call lends is the caller's again: it is not over before.
+  std::optional<Future<void>> given_back_;
+  std::atomic<bool> is_late_{false};  // its answer is: whoever ends the call has to claim() it
+  std::atomic<bool> is_over_{false};  // somebody has
+  bool is_timed_ = false;
 };
 
 template <class T>

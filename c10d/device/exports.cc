@@ -64,6 +64,7 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
   made.bytes = bytes;
   made.event = kept.event.id;
   made.written = kept.event.name;
+  made.id = id;
   made.is_staged = kept.staged.memory != nullptr;
   kept.memory = memory;
   kept.bytes = bytes;
@@ -114,12 +115,13 @@ std::shared_ptr<const void> Exports::read(const Export& from, Stream stream) con
   std::shared_ptr<const Kept> kept;
   {
     MutexLock lock(mutex_);
-    const auto found = std::ranges::find_if(kept_, [&](const auto& each) {
+    const auto [first, last] = kept_.equal_range(from.id);
+    const auto found = std::find_if(first, last, [&](const auto& each) {
       const Kept& one = *each.second;
       return one.memory && one.device == stream.device && one.bytes == from.bytes &&
              one.event.id == from.event && one.event.name == from.written;
     });
-    if (found == kept_.end()) return nullptr;
+    if (found == last) return nullptr;
     kept = found->second;
   }
   devices_.wait(stream, kept->event.event);

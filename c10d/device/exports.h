@@ -27,6 +27,7 @@ struct Export {
   uint64_t bytes = 0;
   uint64_t event = 0;      // an id; the same name has the same id
   EventName written{};     // comes when the bytes have been written
+  uint64_t id = 0;         // which of all it is: with the event, of no other
   bool is_staged = false;  // they are a copy; of no interest to who copies
 };
 
@@ -46,7 +47,7 @@ class Exports {
   Exports& operator=(const Exports&) = delete;
 
   // Exports what `stream` will have written when it has come as far as it has been given by now.
-  //   id       the export's; several may share one, and are taken together
+  //   id       the export's, never used again; several may share one, and are taken together
   //   owner    keeps the memory, until taken()
   //   returns  nothing for memory that other processes cannot open, when there is no room to stage
   //            it: it takes another way
@@ -60,7 +61,7 @@ class Exports {
   // For who copies on behalf of one that could not: has `stream`, of that device, wait until the
   // bytes that `from` tells of have been written.
   //   returns  where they lie: they stay as they are, also when they are taken, as long as anybody
-  //            has it; null: none is kept that is like that
+  //            has it, which must not outlive this; null: it is not kept, or no more
   //   throws   Error as Devices
   std::shared_ptr<const void> read(const Export& from, Stream stream) const;
   // All of them have been copied, or never will be. Unknown ids have no effect.

@@ -39,8 +39,10 @@ class DeviceTensors {
   // Where a tensor is to be that arrives at this worker's device.
   //   throws  Error kCorrupt: there is no such device
   virtual at::Device device_here(int place) = 0;
-  // Fills a dense tensor of a device with what the sender lends.
-  //   throws  Error kCorrupt: it is not as the sender says; kUnavailable: it cannot be opened
+  // Fills a dense tensor of a device with what the sender lends. May block until the sender has
+  // given it another way.
+  //   throws  Error kCorrupt: it is not as the sender says; kUnavailable: it cannot be opened, and
+  //           may come no other way; else what keeps it from coming that way
   virtual void borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) = 0;
   // The same from the processor's memory.
   virtual void copy_from_host(const at::Tensor& dense, const Buffer& bytes) = 0;

@@ -90,6 +90,7 @@ struct DeviceBytes {
   bytes @5 :UInt64;
   event @6 :UInt64;             # that comes when they have been written: its id
   written @7 :Data;             # its name, 64 bytes
+  lending @8 :UInt64;           # which one it is of all that the sender ever lends: with the event
 }
 
 enum Layout {

@@ -193,8 +193,8 @@ class Messenger {
   // Runs `task` soon on a thread on which it may block.
   virtual void run(std::function<void()> task) = 0;
 
-  // The same for what is left of a call that is being served: in the call's context, with a thread
-  // as its request would get one.
+  // The same for what is left of a call that is being served, or of an answer: in the call's
+  // context, with a thread as its request would get one.
   //   rejected  called instead of `task`, on any thread, and must not block: kOverloaded, no thread
   //             can be had; kTimeout, the call's deadline has passed; kShutdown
   using Rejected = std::function<void(const Error& why)>;
@@ -206,8 +206,8 @@ class Messenger {
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;
 
-  // Told each time that a line to another worker has opened; from any thread, must not block.
-  // Before the first call.
+  // Told each time that a line to another worker has opened, now and then twice; from any thread,
+  // must not block. Before the first call.
   using OnReached = std::function<void(int rank)>;
   virtual void on_worker_reached(OnReached) {}
 

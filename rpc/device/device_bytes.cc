@@ -28,6 +28,7 @@ void write_export(const device::Export& from, schema::DeviceBytes::Builder out) 
   out.setOffset(from.offset);
   out.setBytes(from.bytes);
   out.setEvent(from.event);
+  out.setLending(from.id);
   write_name(out.initWritten(static_cast<unsigned>(from.written.size())), from.written);
 }
 
@@ -40,6 +41,7 @@ device::Export read_export(schema::DeviceBytes::Reader in) {
   from.offset = in.getOffset();
   from.bytes = in.getBytes();
   from.event = in.getEvent();
+  from.id = in.getLending();
   from.written = read_name(in.getWritten());
   return from;
 }

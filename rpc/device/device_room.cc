@@ -154,7 +154,7 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
                                 self->routes_.serve_probe(std::move(request));
                               }
                             });
-  worker.messenger().handle(wire::Kind::kDeviceUnopened, Run::kAsTask,
+  worker.messenger().handle(wire::Kind::kDeviceUnopened, Run::kInline,
                             [weak = room->weak_from_this()](agent::Request request) {
                               if (const auto self = weak.lock()) {
                                 self->routes_.serve_unopened(std::move(request));
@@ -201,7 +201,7 @@ void DeviceRoom::try_mapped_ways(int peer) {
   if (ways.empty()) return;
   worker_.messenger().run([weak = weak_from_this(), peer, ways = std::move(ways)] {
     for (const auto& [here, there] : ways) {
-      if (const auto self = weak.lock()) self->routes_.find_out_early(peer, here, there);
+      if (const auto self = weak.lock()) self->routes_.try_early(peer, here, there);
     }
   });
 }
@@ -293,13 +293,6 @@ void DeviceRoom::import(int peer, const device::Export& from, void* to, device::
     if (error.code() == Code::kCorrupt) throw;
     throw Error(error.code(), error.message() + note_of_unseen(peer, from.device));
   }
-}
-
-void DeviceRoom::let_go_behind(device::Stream stream, std::shared_ptr<const void> what) {
-  devices().then(stream,
-                 [what = std::move(what), messenger = std::weak_ptr(worker_.share_messenger())] {
-                   if (const auto here = messenger.lock()) here->run([what] {});
-                 });
 }
 
 // To be added to the reason why memory cannot be opened here.

@@ -74,8 +74,6 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   // As Imports::copy(), of what that worker lends; says so where this process does not see the
   // device, by whatever number.
   void import(int peer, const device::Export& from, void* to, device::Stream stream);
-  // Once `stream` has come so far. On no thread of the driver's: what goes with it may use devices.
-  void let_go_behind(device::Stream stream, std::shared_ptr<const void> what);
 
   Worker& worker() noexcept { return worker_; }
   device::Devices& devices() noexcept { return *accelerator_.devices; }

@@ -26,6 +26,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kAnswerWithin{10}, kAgainAfter{10};
+constexpr std::chrono::milliseconds kLookWhoIsThere{100};
 constexpr size_t kMostSaid = 200;  // characters of another worker's reason
 
 std::string text_of(int device) { return device::Place{device}.text(); }
@@ -86,6 +87,43 @@ class Spot {
   uint64_t* number_ = nullptr;
 };
 
+// Memory that this worker lends, copied for who cannot open it. Its end waits for the device.
+class LentCopy {
+ public:
+  LentCopy(DeviceRoom& room, const device::Export& lent)
+      : room_(room), lent_(lent), stream_(room.devices().new_stream(lent.device)) {}
+  ~LentCopy() {
+    bool is_done = false;
+    try {
+      is_done = room_.devices().synchronize(stream_, Deadline::after(kAnswerWithin));
+    } catch (const Error&) {  // it has failed: what uses it is told
+    }
+    room_.devices().end_stream(stream_);
+    if (!is_done) new std::shared_ptr<const void>(memory_);  // the device hangs, and would read it
+  }
+  LentCopy(const LentCopy&) = delete;
+  LentCopy& operator=(const LentCopy&) = delete;
+
+  Buffer bytes_for(const agent::Request& request) {
+    const Error gone(Code::kDisconnected, "the line that it was lent on has ended");
+    memory_ = room_.exports().read(lent_, stream_);
+    if (!memory_) throw Error(gone);
+    const Deadline deadline = request.deadline();
+    while (!room_.devices().synchronize(stream_,
+                                        earlier(deadline, Deadline::after(kLookWhoIsThere)))) {
+      if (deadline.expired()) break;  // the copy will say so
+      if (!request.route()->leads_back()) throw Error(gone);
+    }
+    return copy_to_host(room_, stream_, memory_.get(), lent_.bytes, deadline);
+  }
+
+ private:
+  DeviceRoom& room_;
+  const device::Export lent_;
+  const device::Stream stream_;
+  std::shared_ptr<const void> memory_;
+};
+
 class Answer final : public agent::ReplyHandler {
  public:
   using Frame = std::shared_ptr<wire::InFrame>;
@@ -100,17 +138,13 @@ class Answer final : public agent::ReplyHandler {
   Promise<Frame> promise_;
 };
 
-// Waits for the answer, and whatever becomes of it ends by the deadline.
-//   throws  Error: that worker has not answered
-Answer::Frame ask_worker(agent::Messenger& messenger, int peer, wire::Kind kind, MetaBuilder& meta,
-                         Deadline deadline) {
-  const auto answer = std::make_shared<Answer>();
+// In the chain of the call that is being served: a thread that waits in it may serve this, too.
+wire::OutFrame request_of(wire::Kind kind, MetaBuilder& meta) {
   wire::OutFrame frame;
   frame.header.kind = kind;
+  frame.header.chain = agent::current_call().chain;
   frame.meta = meta.finish();
-  messenger.call(peer, frame, deadline, answer, true);
-  messenger.wait(*answer->frame().state(), Deadline::never(), peer);
-  return answer->frame().value();
+  return frame;
 }
 
 // Says nothing about devices: it may go another time.
@@ -122,72 +156,134 @@ bool is_passing(const Error& error) {
 
 }  // namespace
 
+// A way that is being tried. It holds the worker until it has ended, as each call does.
+class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler {
+ public:
+  Trial(DeviceRoom& room, const Key& way, Deadline limit)
+      : key(way), deadline(limit), worker_(room.worker().shared_from_this()), room_(room) {}
+
+  void on_reply(wire::InFrame&& reply) noexcept override {
+    try {
+      if (!reply.failed()) return room_.routes().end(*this, {""});
+      const Error objection = wire::decode_error(reply.meta.span());
+      room_.routes().end(*this, {objection.message(), is_passing(objection)});
+    } catch (const Error& malformed) {
+      room_.routes().fail(*this, malformed);
+    }
+  }
+  void on_error(const Error& why) noexcept override {
+    const bool may_go_otherwise =
+        room_.routes().device_to_device_ != DeviceToDevice::kRequired && !deadline.expired();
+    if (why.code() == Code::kTimeout && may_go_otherwise) {
+      room_.routes().end(*this, {"that worker has not tried it in time", true});
+    } else {
+      room_.routes().fail(*this, why);
+    }
+  }
+  // Whoever waits goes on. Absent: there is a verdict.
+  void complete_with(std::optional<Error> failure) {
+    lent = nullptr;
+    complete([&] { failure_ = std::move(failure); });
+  }
+  // When it is ready.
+  const std::optional<Error>& failure() const noexcept { return failure_; }
+
+  const Key key;
+  const Deadline deadline;     // of who began it
+  std::shared_ptr<void> lent;  // until it has ended
+
+ private:
+  const std::shared_ptr<Worker> worker_;
+  DeviceRoom& room_;
+  std::optional<Error> failure_;
+};
+
+std::shared_ptr<DeviceRoutes::Trial> DeviceRoutes::new_trial_locked(const Key& key,
+                                                                    Deadline deadline) {
+  Found& found = found_[key];
+  if (found.trial || found.known_until > Clock::now()) return nullptr;
+  return found.trial = std::make_shared<Trial>(room_, key, deadline);
+}
+
 bool DeviceRoutes::is_direct(int peer, int here, int there, Deadline deadline) {
   const Key key{peer, here, there};
   for (;;) {
-    std::shared_ptr<Trial> trial;
-    bool is_mine = false;
+    std::shared_ptr<Trial> mine, trial;
+    std::string why;
     {
       MutexLock lock(mutex_);
-      Found& found = found_[key];
-      if (found.known_until > Clock::now()) {
-        if (found.why_not_direct.empty()) return true;
-        break;
-      }
-      is_mine = !found.trial;
-      if (is_mine) found.trial = std::make_shared<Trial>();
+      mine = new_trial_locked(key, deadline);
+      const Found& found = found_[key];
       trial = found.trial;
+      why = found.why_not_direct;
     }
-    if (is_mine) {
-      try_once(key, *trial, deadline);
-    } else if (!room_.worker().messenger().wait(*trial, deadline, peer)) {
+    if (!trial) {
+      if (!why.empty()) refuse_if_required(peer, here, there, why);
+      return why.empty();
+    }
+    if (mine) begin(mine, true);
+    if (!room_.worker().messenger().wait(*trial, mine ? Deadline::never() : deadline, peer)) {
       throw Error(Code::kTimeout, "its devices were still being tried").operation("send a tensor");
     }
+    if (mine && mine->failure()) throw Error(*mine->failure());
   }
-  std::string why;
+}
+
+void DeviceRoutes::try_early(int peer, int here, int there) {
+  // As long as a call that needs it would wait.
+  const Deadline deadline = device_to_device_ == DeviceToDevice::kRequired
+                                ? Deadline::in(room_.worker().rpc_timeout())
+                                : Deadline::never();
+  std::shared_ptr<Trial> trial;
   {
     MutexLock lock(mutex_);
-    why = found_[key].why_not_direct;
+    trial = new_trial_locked({peer, here, there}, deadline);
   }
-  refuse_if_required(peer, here, there, why);
-  return false;
+  if (trial) begin(trial, false);
 }
 
-void DeviceRoutes::find_out_early(int peer, int here, int there) {
-  const bool must = device_to_device_ == DeviceToDevice::kRequired;
-  const Deadline limit =
-      must ? Deadline::in(room_.worker().rpc_timeout()) : Deadline::after(kAnswerWithin);
+// Ends it, or has it end when that worker has answered.
+void DeviceRoutes::begin(const std::shared_ptr<Trial>& trial, bool will_wait) {
+  const int peer = std::get<0>(trial->key);
   try {
-    is_direct(peer, here, there, limit);
-  } catch (const Error& error) {  // the first tensor will tell
-    const bool is_refused = must && error.code() == Code::kUnavailable;
-    log(is_refused ? LogLevel::kWarning : LogLevel::kDebug, "device", error.what());
-  }
-}
-
-void DeviceRoutes::try_once(const Key& key, Trial& trial, Deadline deadline) {
-  const auto& [peer, here, there] = key;
-  std::exception_ptr failure;
-  std::optional<Verdict> verdict;
-  try {
-    verdict = find_out(peer, here, there, deadline);
+    if (device_to_device_ == DeviceToDevice::kForbidden) {
+      end(*trial, {"this worker does not allow it"});
+    } else if (room_.reach(peer) == DeviceRoom::Reach::kByHost) {
+      end(*trial, {room_.why_not_by_name(peer)});
+    } else {
+      ask(trial, will_wait);
+    }
+  } catch (const c10::Error& error) {
+    end(*trial, {error.what_without_backtrace()});
   } catch (...) {
-    failure = std::current_exception();
+    fail(*trial, to_error(std::current_exception()));
   }
+}
+
+void DeviceRoutes::end(Trial& trial, const Verdict& verdict) {
+  const auto& [peer, here, there] = trial.key;
   bool is_news = false;
   {
     MutexLock lock(mutex_);
-    Found& found = found_[key];
+    Found& found = found_[trial.key];
     found.trial = nullptr;
-    if (verdict) {
-      is_news = found.known_until == TimePoint() || found.why_not_direct != verdict->why_not_direct;
-      found.why_not_direct = verdict->why_not_direct;
-      found.known_until = verdict->is_passing ? Clock::now() + kAgainAfter : TimePoint::max();
-    }
+    is_news = found.known_until == TimePoint() || found.why_not_direct != verdict.why_not_direct;
+    found.why_not_direct = verdict.why_not_direct;
+    found.known_until = verdict.is_passing ? Clock::now() + kAgainAfter : TimePoint::max();
   }
-  if (is_news) tell(LogLevel::kInfo, peer, here, there, verdict->why_not_direct);
-  trial.end();
-  if (failure) std::rethrow_exception(failure);
+  const bool is_refused =
+      device_to_device_ == DeviceToDevice::kRequired && !verdict.why_not_direct.empty();
+  const LogLevel level = is_refused ? LogLevel::kWarning : LogLevel::kInfo;
+  if (is_news) tell(level, peer, here, there, verdict.why_not_direct);
+  trial.complete_with(std::nullopt);
+}
+
+void DeviceRoutes::fail(Trial& trial, const Error& why) {
+  {
+    MutexLock lock(mutex_);
+    found_[trial.key].trial = nullptr;
+  }
+  trial.complete_with(why);
 }
 
 Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int here,
@@ -198,20 +294,22 @@ Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int he
   out.setHere(static_cast<int16_t>(lent.device));
   out.setThere(static_cast<int16_t>(here));
   out.setWhy(why.message());
-  if (device_to_device_ == DeviceToDevice::kRequired) {
-    wire::OutFrame frame;
-    frame.header.kind = wire::Kind::kDeviceUnopened;
-    frame.meta = builder.finish();
+  const bool may_fetch = device_to_device_ != DeviceToDevice::kRequired;
+  if (may_fetch) write_export(lent, out.initLent());
+  wire::OutFrame frame = request_of(wire::Kind::kDeviceUnopened, builder);
+  if (!may_fetch) {
     messenger.post(peer, frame);
     throw Error(why);
   }
-  write_export(lent, out.initLent());
-  const auto answer = ask_worker(messenger, peer, wire::Kind::kDeviceUnopened, builder, deadline);
-  if (answer->failed()) throw wire::decode_error(answer->meta.span());
-  if (answer->segments.size() != 1 || answer->segments[0].size() != lent.bytes) {
+  const auto answer = std::make_shared<Answer>();
+  messenger.call(peer, frame, deadline, answer, true);
+  messenger.wait(*answer->frame().state(), Deadline::never(), peer);  // it ends by the deadline
+  const Answer::Frame reply = answer->frame().value();
+  if (reply->failed()) throw wire::decode_error(reply->meta.span());
+  if (reply->segments.size() != 1 || reply->segments[0].size() != lent.bytes) {
     throw Error(Code::kCorrupt, "an answer without the bytes that were lent");
   }
-  const Buffer& bytes = answer->segments[0];
+  const Buffer& bytes = reply->segments[0];
   return bytes.owner() ? bytes : Buffer::copy_of(bytes.span());
 }
 
@@ -233,12 +331,38 @@ void DeviceRoutes::serve_unopened(agent::Request request) {
     hear_unopened(request.from(), here, there, "what had gone well does not any more: " + why);
     if (request.one_way() || !lent) return;
     refuse_if_required(request.from(), here, there, why);
-    request.reply({}, {copy_lent(*lent, request.deadline())});
+    if (room_.device_here(lent->device).is_cpu()) {
+      throw Error(Code::kCorrupt, "no device lends that");
+    }
+    give_lent(std::move(request), *lent);
   } catch (const Error& error) {
     request.fail(error);
-  } catch (const c10::Error& error) {
-    request.fail(Error(Code::kUnavailable, error.what_without_backtrace()));
   }
+}
+
+void DeviceRoutes::give_lent(agent::Request request, const device::Export& lent) {
+  agent::CallContext call{request.deadline(), request.frame().header.chain, request.from(),
+                          request.route()};
+  const auto asked = std::make_shared<agent::Request>(std::move(request));
+  room_.worker().messenger().resume(
+      std::move(call),
+      [weak = room_.weak_from_this(), asked, lent] {
+        const auto room = weak.lock();
+        if (!room) return;
+        try {
+          LentCopy copy(*room, lent);
+          try {
+            asked->reply({}, {copy.bytes_for(*asked)});
+          } catch (const Error& error) {
+            asked->fail(error);  // before the copy waits for its end
+          }
+        } catch (const Error& error) {
+          asked->fail(error);
+        } catch (const c10::Error& error) {
+          asked->fail(Error(Code::kUnavailable, error.what_without_backtrace()));
+        }
+      },
+      [asked](const Error& why) { asked->fail(why); });
 }
 
 // Of a route that was direct only: nobody can have others remembered, or say anything of them.
@@ -253,21 +377,6 @@ void DeviceRoutes::hear_unopened(int peer, int here, int there, const std::strin
     route.known_until = Clock::now() + kAgainAfter * (1 << std::min(route.times_unopened++, 6));
   }
   tell(LogLevel::kInfo, peer, here, there, why);
-}
-
-Buffer DeviceRoutes::copy_lent(const device::Export& lent, Deadline deadline) {
-  if (room_.device_here(lent.device).is_cpu()) throw Error(Code::kCorrupt, "no device lends that");
-  device::Devices& devices = room_.devices();
-  const device::Stream stream = devices.new_stream(lent.device);
-  const std::shared_ptr<void> end(nullptr, [&](void*) { devices.end_stream(stream); });
-  const auto memory = room_.exports().read(lent, stream);
-  if (!memory) throw Error(Code::kCorrupt, "what is asked for is lent no more");
-  try {
-    return copy_to_host(room_, stream, memory.get(), lent.bytes, deadline);
-  } catch (...) {
-    room_.let_go_behind(stream, memory);  // the device may read there still
-    throw;
-  }
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {
@@ -303,50 +412,35 @@ void DeviceRoutes::note_not_staged(int peer, int here, int there, uint64_t bytes
   if (is_first) tell(LogLevel::kWarning, peer, here, there, why);
 }
 
-DeviceRoutes::Verdict DeviceRoutes::find_out(int peer, int here, int there, Deadline deadline) {
-  if (device_to_device_ == DeviceToDevice::kForbidden) return {"this worker does not allow it"};
-  const DeviceRoom::Reach reach = room_.reach(peer);
-  if (reach == DeviceRoom::Reach::kByHost) return {room_.why_not_by_name(peer)};
-  try {
-    return ask(peer, here, there, deadline);
-  } catch (const c10::Error& error) {
-    return {error.what_without_backtrace()};
-  }
-}
-
 // A number in the device's memory goes the way of a tensor.
-DeviceRoutes::Verdict DeviceRoutes::ask(int peer, int here, int there, Deadline deadline) {
+void DeviceRoutes::ask(const std::shared_ptr<Trial>& trial, bool will_wait) {
+  const auto& [peer, here, there] = trial->key;
   MetaBuilder builder;
   auto probe = builder.init_root<schema::DeviceProbe>();
   probe.setThere(static_cast<int16_t>(there));
-  const uint64_t id = room_.next_export();
-  const std::shared_ptr<void> taken(nullptr, [this, id](void*) { room_.exports().taken(id); });
   if (room_.reach(peer) == DeviceRoom::Reach::kByName) {
     try {
+      const uint64_t id = room_.next_export();
       const auto spot = Spot::make(room_, here);
       probe.setNumber(spot->number() = random_number());
       spot->write();
       const auto made =
           room_.exports().make(id, spot->memory(), Spot::kBytes, spot->stream(), spot);
-      if (!made) return {"too much is staged of memory that others cannot open", true};
+      if (!made) {
+        return end(*trial, {"too much is staged of memory that others cannot open", true});
+      }
+      trial->lent = {nullptr, [&exports = room_.exports(), id](void*) { exports.taken(id); }};
       write_export(*made, probe.initFrom());
     } catch (const Error& error) {
-      return {error.message(), is_passing(error)};
+      return end(*trial, {error.message(), is_passing(error)});
     }
   }
   // Who may go another way does not wait for as long as his call may take.
-  const bool must_wait = device_to_device_ == DeviceToDevice::kRequired;
-  const Deadline limit = Deadline::after(kAnswerWithin);
-  try {
-    const auto answer = ask_worker(room_.worker().messenger(), peer, wire::Kind::kDeviceProbe,
-                                   builder, must_wait ? deadline : earlier(deadline, limit));
-    if (!answer->failed()) return {""};
-    const Error objection = wire::decode_error(answer->meta.span());
-    return {objection.message(), is_passing(objection)};
-  } catch (const Error& error) {
-    if (error.code() != Code::kTimeout || must_wait || deadline.expired()) throw;
-    return {"that worker has not tried it in time", true};
-  }
+  const Deadline limit = device_to_device_ == DeviceToDevice::kRequired
+                             ? Deadline::never()
+                             : Deadline::after(kAnswerWithin);
+  wire::OutFrame frame = request_of(wire::Kind::kDeviceProbe, builder);
+  room_.worker().messenger().call(peer, frame, earlier(trial->deadline, limit), trial, will_wait);
 }
 
 void DeviceRoutes::serve_probe(agent::Request request) {

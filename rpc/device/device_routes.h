@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// DeviceRoutes: how tensors get from a device of this worker to one of another, found out by trying
-// when the first one is to go.
+// DeviceRoutes: how tensors get from a device of this worker to one of another, found out by
+// trying.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <farspan/c10d/base/buffer.h>
-#include <farspan/c10d/base/future_core.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
@@ -35,8 +34,8 @@ class DeviceRoutes {
   //   throws  Error kUnavailable: they do not, and DeviceToDevice::kRequired; kTimeout,
   //           kDisconnected, kShutdown: that worker has not answered, and is asked again next time
   bool is_direct(int peer, int here, int there, Deadline deadline);
-  // The same, when there is no tensor yet: what speaks against it is in the log.
-  void find_out_early(int peer, int here, int there);
+  // Has it tried, for later; blocks nobody but for what this worker's device takes to get ready.
+  void try_early(int peer, int here, int there);
   // Of a tensor that goes straight, but by way of memory that other processes can open.
   void note_staged(int peer, int here, int there, uint64_t bytes);
   // The same of one that found no room there, and goes through the processor's memory; that is in
@@ -47,11 +46,12 @@ class DeviceRoutes {
   // gone well when it was tried: what that worker sends next goes another way.
   //   returns  the bytes, by way of the processor's memory; waits for that worker's answer
   //   throws   Error kUnavailable: `why`, with DeviceToDevice::kRequired, at either end; kTimeout,
-  //            kDisconnected, kShutdown; kCorrupt: it is lent no more
+  //            kShutdown, kOverloaded, kCancelled; kDisconnected: also where it was lent on a line
+  //            that has ended
   Buffer fetch_unopened(int peer, const device::Export& lent, int here, const Error& why,
                         Deadline deadline);
-  // Serves another worker: tries what it asks for; hears what it could not open, and gives it the
-  // bytes.
+  // Serves another worker: tries what it asks for, which may block; hears what it could not open,
+  // and has another thread give it the bytes.
   void serve_probe(agent::Request request);
   void serve_unopened(agent::Request request);
 
@@ -61,12 +61,7 @@ class DeviceRoutes {
   uint64_t bytes_come() const noexcept;
 
  private:
-  class Trial final : public FutureCore {
-   public:
-    void end() {
-      complete([] {});
-    }
-  };
+  class Trial;
   struct Verdict {
     std::string why_not_direct;  // empty: it is
     bool is_passing = false;     // to be tried again after a while
@@ -82,12 +77,16 @@ class DeviceRoutes {
 
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
   void refuse_if_required(int peer, int here, int there, const std::string& why) const;
-  void try_once(const Key& key, Trial& trial, Deadline deadline);
-  Verdict find_out(int peer, int here, int there, Deadline deadline);
-  Verdict ask(int peer, int here, int there, Deadline deadline);
+  // Nothing where it is known, or somebody else's trial is under way.
+  std::shared_ptr<Trial> new_trial_locked(const Key& key, Deadline deadline)
+      FARSPAN_REQUIRES(mutex_);
+  void begin(const std::shared_ptr<Trial>& trial, bool will_wait);
+  void ask(const std::shared_ptr<Trial>& trial, bool will_wait);
+  void end(Trial& trial, const Verdict& verdict);
+  void fail(Trial& trial, const Error& why);
   void copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline);
   void hear_unopened(int peer, int here, int there, const std::string& why);
-  Buffer copy_lent(const device::Export& lent, Deadline deadline);
+  void give_lent(agent::Request request, const device::Export& lent);
   void tell(LogLevel level, int peer, int here, int there, const std::string& why) const;
 
   DeviceRoom& room_;

@@ -118,12 +118,16 @@ void MessageDevicesOf::borrow_by_name(const at::Tensor& dense, const device::Exp
   std::optional<Error> unopened;
   try {
     room_->import(peer_, lent, dense.mutable_data_ptr(), stream);
+    come_ += dense.nbytes();
     return room_->routes().note_come(peer_, dense.nbytes());
   } catch (const Error& error) {
     if (error.code() == Code::kCorrupt) throw;
     unopened = error;
   }
-  if (must_not_block_) throw WouldBlock();
+  if (must_not_block_) {
+    room_->routes().note_come(peer_, 0 - come_);  // it will be read again
+    throw WouldBlock();
+  }
   const Buffer bytes =
       room_->routes().fetch_unopened(peer_, lent, stream.device, *unopened, deadline_);
   farspan::copy_from_host(*room_, stream, dense.mutable_data_ptr(), bytes, deadline_);
@@ -140,7 +144,11 @@ void MessageDevicesOf::borrow_local(const at::Tensor& dense, uint64_t id) {
   }
   devices.wait(stream, local->written);
   devices.copy(stream, dense.mutable_data_ptr(), local->memory, local->bytes);
-  room_->let_go_behind(stream, std::move(held));
+  // The last one to let go of it must be no thread of the driver's.
+  const std::weak_ptr<agent::Messenger> messenger = room_->worker().share_messenger();
+  devices.then(stream, [held = std::move(held), messenger] {
+    if (const auto here = messenger.lock()) here->run([held] {});
+  });
   room_->routes().note_come(peer_, dense.nbytes());
 }
 

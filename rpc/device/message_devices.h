@@ -43,6 +43,7 @@ class MessageDevicesOf final : public MessageDevices {
   Deadline deadline_;
   std::optional<int> place_;
   bool host_if_unmapped_ = false, must_not_block_ = false, drops_bytes_ = false;
+  uint64_t come_ = 0;  // bytes from device to device, as far as it was read
   std::shared_ptr<Lent> lent_;
   std::shared_ptr<void> borrowed_;
 };

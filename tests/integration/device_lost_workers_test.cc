@@ -22,9 +22,6 @@ using namespace std::chrono_literals;
 using at::Tensor;
 using ::testing::AnyOf;
 
-Tensor copied(const Tensor& x) { return x.clone(); }
-FARSPAN_REGISTER_AS("lost.copied", copied);
-
 class LostDeviceWorkers : public DeviceWorkers {};
 
 // Three threads, which call a worker until they notice that it is lost.

@@ -90,7 +90,6 @@ Careless twice_and_leave(const Tensor& x, int own) {
 Careless careless(const Tensor& x) { return twice_and_leave(x, static_cast<int>(x.get_device())); }
 std::vector<std::string> unusual_in_a_call() { return unusual_here(); }
 std::vector<std::string> unusual_in_a_call_at_w0() { return rpc_sync(0, unusual_in_a_call); }
-Tensor copied(const Tensor& x) { return x.clone(); }
 
 FARSPAN_REGISTER_AS("streams.is_on_the_default_stream", is_on_the_default_stream);
 FARSPAN_REGISTER_AS("streams.twice_held_up", twice_held_up);
@@ -98,7 +97,6 @@ FARSPAN_REGISTER_AS("streams.let_it_go_on", let_it_go_on);
 FARSPAN_REGISTER_AS("streams.careless", careless);
 FARSPAN_REGISTER_AS("streams.unusual_in_a_call", unusual_in_a_call);
 FARSPAN_REGISTER_AS("streams.unusual_in_a_call_at_w0", unusual_in_a_call_at_w0);
-FARSPAN_REGISTER_AS("streams.copied", copied);
 
 using DeviceStreams = DeviceWorkers;
 // Where tensors stay with their sender until they have been copied.

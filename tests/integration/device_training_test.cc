@@ -7,6 +7,7 @@
 #include <torch/optim/sgd.h>
 
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,7 +37,6 @@ bool near(const Tensor& x, const Tensor& expected) {
   return x.defined() && at::allclose(x.cpu(), expected, 1e-12);
 }
 
-Tensor copied(const Tensor& x) { return x.clone(); }
 bool holds(const RRef<Tensor>& value, int64_t seed) {
   return is(value.local_value().clone(), numbers(seed));
 }
@@ -93,7 +93,6 @@ FARSPAN_REGISTER_AS("training.adds", adds);
 FARSPAN_REGISTER_AS("training.last_kept_is", last_kept_is);
 FARSPAN_REGISTER_AS("training.adds_and_looks", adds_and_looks);
 FARSPAN_REGISTER_AS("training.squares", squares);
-FARSPAN_REGISTER_AS("training.copied", copied);
 FARSPAN_REGISTER_AS("training.holds", holds);
 FARSPAN_REGISTER_AS("training.holds_beside", holds_beside);
 FARSPAN_REGISTER_AS("training.add_to", add_to);
@@ -203,7 +202,9 @@ TEST_P(DeviceFutures, ThatFunctionsReturnAreAnsweredWhenTheirDevicesAreThere) {
 }
 
 // One round over the weight of w1: what is wrong with its gradients.
-int wrong_gradients(Worker& here, const Weights& w, int64_t seed, int passes) {
+//   unopened  the worker that cannot open them, if any
+int wrong_gradients(Worker& here, const Weights& w, int64_t seed, int passes,
+                    std::optional<int> unopened = std::nullopt) {
   Tensor a = reals(seed).to(accelerator(0)).requires_grad_();
   const Tensor cpu_a = reals(seed).requires_grad_(), cpu_w = reals(3).requires_grad_();
   const Tensor product = cpu_w * (cpu_a * cpu_a);
@@ -212,6 +213,8 @@ int wrong_gradients(Worker& here, const Weights& w, int64_t seed, int passes) {
   const Tensor y = here.rpc_sync(1, times, w, a * a);
   const Tensor out = y * y;
   const Tensor ones = at::ones({200}, at::kDouble).to(accelerator(0));
+  std::optional<Unopened> gradients;
+  if (unopened) gradients.emplace(here, *unopened);
   for (int pass = 0; pass < passes; ++pass) {
     context.backward({out}, {ones}, {.retain_graph = true});
   }
@@ -337,10 +340,7 @@ TEST_P(UnopenedDeviceGradients, ArriveThroughTheProcessor) {
   if (!has_a_region_for_each_tensor()) GTEST_SKIP() << kSharesRegions;
   const Weights w = w0().remote(1, weights, 0, 3);
   EXPECT_EQ(wrong_gradients(w0(), w, 1, 1), 0);
-  for (const int rank : {0, 1}) {
-    const Unopened gradients(w0(), rank);
-    EXPECT_EQ(wrong_gradients(w0(), w, 5 + rank, 1), 0);
-  }
+  for (const int rank : {0, 1}) EXPECT_EQ(wrong_gradients(w0(), w, 5 + rank, 1, rank), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceReferences,

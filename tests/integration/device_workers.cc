@@ -50,6 +50,37 @@ std::vector<at::Tensor> kept_here() {
   return kept;
 }
 
+at::Tensor copied(const at::Tensor& x) { return x.clone(); }
+int64_t device_of(const at::Tensor& x) { return x.is_cpu() ? -1 : x.get_device(); }
+bool is_numbers(const at::Tensor& x, int64_t seed) { return is(x, numbers(seed, x.numel())); }
+at::Tensor on_device(int64_t device, int64_t seed) {
+  return numbers(seed).to(accelerator(static_cast<int>(device)));
+}
+void take(const at::Tensor&) {}
+FARSPAN_REGISTER_AS("device.copied", copied);
+FARSPAN_REGISTER_AS("device.device_of", device_of);
+FARSPAN_REGISTER_AS("device.is_numbers", is_numbers);
+FARSPAN_REGISTER_AS("device.on_device", on_device);
+FARSPAN_REGISTER_AS("device.take", take);
+
+DeviceRoute way_of(const Worker& worker, int here) {
+  for (const Route& route : worker.routes()) {
+    for (const DeviceRoute& way : route.devices) {
+      if (way.here == here) return way;
+    }
+  }
+  return {-1, -1, false, "not known"};
+}
+uint64_t bytes_of_devices() { return current_worker().counters().bytes_of_devices; }
+std::string way_back() { return way_of(current_worker(), 0).why_not_direct; }
+FARSPAN_REGISTER_AS("device.bytes_of_devices", bytes_of_devices);
+FARSPAN_REGISTER_AS("device.way_back", way_back);
+
+std::string line_of(int device, const std::string& way) {
+  const std::string place = "cuda:" + std::to_string(device);
+  return "tensors go from " + place + " to " + place + " of worker 'w1'" + way;
+}
+
 std::vector<int> some_devices() { return accelerators() > 1 ? std::vector{0, 1} : std::vector{0}; }
 
 DeviceWorkers::DeviceWorkers() {
@@ -64,8 +95,11 @@ DeviceWorkers::DeviceWorkers() {
 void DeviceWorkers::TearDown() {
   using ::testing::IsEmpty;
   if (processes_ && processes_->serves(1)) {
-    EXPECT_TRUE(eventually([&] { return w0().rpc_sync(1, wrong_here).empty(); }));
-    EXPECT_THAT(w0().rpc_sync(1, wrong_here), IsEmpty());
+    std::vector<std::string> wrong;
+    EXPECT_TRUE(eventually([&] {
+      wrong = w0().rpc_sync(1, wrong_here);
+      return wrong.empty();
+    })) << ::testing::PrintToString(wrong);
     processes_->shutdown();
   }
   processes_.reset();

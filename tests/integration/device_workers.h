@@ -5,9 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <mutex>
 #include <ostream>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include <farspan/c10d/base/log.h>
 #include <farspan/rpc/device/device_room.h>
 
 #include "conformance/cluster.h"
@@ -34,6 +38,69 @@ std::vector<at::Tensor> kept_here();
 
 // One device, or two where there are.
 std::vector<int> some_devices();
+
+// Functions that workers call.
+at::Tensor copied(const at::Tensor& x);
+int64_t device_of(const at::Tensor& x);  // -1: the processor's
+bool is_numbers(const at::Tensor& x, int64_t seed);
+at::Tensor on_device(int64_t device, int64_t seed);
+void take(const at::Tensor& x);
+
+// Holds up the calling thread's current stream of device 0.
+class StalledStream {
+ public:
+  StalledStream() { hold_up_current_stream(accelerator(0), go_.future()); }
+  ~StalledStream() { go_.set_value(); }
+  StalledStream(const StalledStream&) = delete;
+  StalledStream& operator=(const StalledStream&) = delete;
+
+ private:
+  const Promise<void> go_;
+};
+
+// How a worker's tensors go from its device `here` to the one other worker.
+DeviceRoute way_of(const Worker& worker, int here);
+// Of the worker that is called: why its tensors do not go straight to w0; and what has come so.
+std::string way_back();
+uint64_t bytes_of_devices();
+
+// What this process logs of devices, for a block.
+class LoggedWays {
+ public:
+  LoggedWays() {
+    set_log_level(LogLevel::kInfo);
+    set_log_sink([log = log_](LogLevel, std::string_view room, std::string_view text) {
+      if (room != "device") return;
+      const std::lock_guard lock(log->mutex);
+      log->lines.emplace_back(text);
+    });
+  }
+  ~LoggedWays() {
+    set_log_sink(nullptr);
+    set_log_level(LogLevel::kWarning);
+  }
+  LoggedWays(const LoggedWays&) = delete;
+  LoggedWays& operator=(const LoggedWays&) = delete;
+
+  std::vector<std::string> to_w1() const {
+    std::vector<std::string> some;
+    const std::lock_guard lock(log_->mutex);
+    for (const std::string& line : log_->lines) {
+      if (line.find("worker 'w1'") != std::string::npos) some.push_back(line);
+    }
+    return some;
+  }
+
+ private:
+  struct Log {  // the sink may outlive this, in a thread that has yet to end
+    std::mutex mutex;
+    std::vector<std::string> lines;
+  };
+  const std::shared_ptr<Log> log_ = std::make_shared<Log>();
+};
+
+// The line of tensors that arrive on the device of the same number.
+std::string line_of(int device, const std::string& way);
 
 // Workers of this process, or of two. Each test ends with devices as it found them.
 class DeviceWorkers : public ::testing::TestWithParam<Way> {

@@ -325,11 +325,16 @@ TEST_F(ExportsTest, IsReadOnlyAsItWasMadeAndWhileItIsKept) {
     return exports_.read(other, here_.stream) != nullptr;
   };
   EXPECT_TRUE(is_found([](Export&) {}));
+  EXPECT_FALSE(is_found([](Export& other) { other.id += 1; }));
   EXPECT_FALSE(is_found([](Export& other) { other.bytes += 1; }));
   EXPECT_FALSE(is_found([](Export& other) { other.event += 1; }));
   EXPECT_FALSE(is_found([](Export& other) { other.written[0] ^= std::byte{1}; }));
   exports_.taken(1);
   EXPECT_FALSE(is_found([](Export&) {}));
+  const Export next = make(4, source);
+  EXPECT_EQ(next.event, made.event);
+  EXPECT_FALSE(is_found([](Export&) {})) << "what has the same event now is another one";
+  exports_.taken(4);
   exports_.make_local(2, here_.stream, nullptr);
   EXPECT_FALSE(is_found([](Export& other) { other.bytes = 0; })) << "that has the event now";
   const Stream elsewhere = here_.devices->new_stream(1);
