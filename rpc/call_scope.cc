@@ -26,6 +26,7 @@ DeviceTensors* CallScope::device_tensors() {
     if (place_) devices_->set_place(*place_);
     if (host_if_unmapped_) devices_->use_host_if_unmapped();
     if (must_not_block_) devices_->must_not_block();
+    if (over_) devices_->wait_at_most_until(*over_);
     if (drops_device_bytes_) devices_->drop_bytes();
   }
   return devices_.get();

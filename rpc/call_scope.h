@@ -52,6 +52,8 @@ class CallScope final : public ValueScope {
   void borrow(std::shared_ptr<void> borrowed);
   // While reading: WouldBlock is thrown where that would take another worker's answer.
   void must_not_block() noexcept { must_not_block_ = true; }
+  // The same: what it waits for is given up then.
+  void wait_at_most_until(Future<void> over) { over_ = std::move(over); }
   // The same: for what the message holds besides its tensors. Those of devices get no bytes.
   void drop_device_bytes() noexcept { drops_device_bytes_ = true; }
   // At most so long it waits for devices; never, unless this was called.
@@ -68,6 +70,7 @@ class CallScope final : public ValueScope {
   Deadline deadline_;
   std::optional<int> place_;
   bool host_if_unmapped_ = false, must_not_block_ = false, drops_device_bytes_ = false;
+  std::optional<Future<void>> over_;
   std::unique_ptr<MessageDevices> devices_;
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;

@@ -58,6 +58,8 @@ class MessageDevices : public DeviceTensors {
   // Of one that is to be read: the calling thread is thrown WouldBlock instead of being held up by
   // another worker. It may still have to wait for devices.
   virtual void must_not_block() = 0;
+  // The same: what it waits for of other workers is given up then.
+  virtual void wait_at_most_until(Future<void> over) = 0;
   // The same: its tensors are of no interest, and get no bytes.
   virtual void drop_bytes() = 0;
   // The same: kept until everything it lends has been copied.

@@ -23,6 +23,8 @@ std::string advice_for(const Error& why) {
   }
 }
 
+Error given_up() { return Error(Code::kCancelled, "its caller has given it up"); }
+
 // The function may have seen its argument before the change, after it, or half of each.
 Error changed_in_place(size_t tensor) {
   return Error(Code::kInvalidArgument, "tensor " + std::to_string(tensor + 1) +
@@ -40,65 +42,67 @@ PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName 
       begun_(worker_->messenger().now()) {}
 
 void PendingResult::on_reply(wire::InFrame&& reply) noexcept {
+  const bool has_lent = given_back_ && !given_back_->ready();
+  if (!has_lent) note_time(true);
   settle(!reply.failed());
-  if (given_back_ && !given_back_->ready()) return read_when_given_back(std::move(reply));
-  note_time(true);
-  read(reply, MayBlock::kNo, nullptr);
+  if (!has_lent) return read(reply, MayBlock::kNo);
+  keep_for_later(std::move(reply));
+  read_when_given_back();
 }
 
 // Also where the answer has come, and waits to be read.
 bool PendingResult::give_up() {
-  return worker_->messenger().cancel(peer_, *this) ||
-         end_late(Error(Code::kCancelled, "its caller has given it up"));
+  if (worker_->messenger().cancel(peer_, *this)) return true;
+  is_unwanted_.store(true);
+  bool is_ended = false;
+  worker_->messenger().run_here([&] { is_ended = end_late(given_up()); });
+  return is_ended;
 }
 
-std::shared_ptr<PendingResult::Late> PendingResult::keep_for_later(wire::InFrame&& reply) {
-  auto late = std::make_shared<Late>(Late{std::move(reply)});
+void PendingResult::keep_for_later(wire::InFrame&& reply) {
+  late_ = std::make_unique<Late>(Late{std::move(reply)});
   is_late_.store(true);
   if (deadline_.is_never()) {
-    late->watch = worker_->messenger().watch(peer_);  // it must give signs of life
+    late_->watch = worker_->messenger().watch(peer_);  // it must give signs of life
   } else {
-    late->timer = worker_->messenger().call_at(deadline_.at(), [weak = weak_from_this()] {
+    late_->timer = worker_->messenger().call_at(deadline_.at(), [weak = weak_from_this()] {
       if (const auto call = weak.lock()) {
         call->end_late(Error(Code::kTimeout,
                              "the answer came, but what devices copy for it was not done in time"));
       }
     });
   }
-  return late;
+  if (is_unwanted_.load()) end_late(given_up());
 }
 
 // False: it has been ended, or is not late.
 bool PendingResult::end_late(const Error& why) noexcept {
   if (!is_late_.load() || is_over_.exchange(true)) return false;
+  late_->given_up.set_value();
   on_error(why);
   return true;
 }
 
-void PendingResult::read_when_given_back(wire::InFrame&& reply) {
-  const auto late = keep_for_later(std::move(reply));
-  given_back_->on_ready([self = shared_from_this(), late] {
+void PendingResult::read_when_given_back() {
+  given_back_->on_ready([self = shared_from_this()] {
     if (self->given_back_->has_error()) self->end_late(self->given_back_->error());
-    self->read(late->reply, MayBlock::kNo, late);
+    self->read(self->late_->reply, MayBlock::kNo);
   });
 }
 
-void PendingResult::read_as_task(const std::shared_ptr<Late>& late) {
-  agent::CallContext call;
-  call.chain = late->reply.header.chain;  // a thread that waits in it may do so, too
-  worker_->messenger().resume(
-      std::move(call),
-      [self = shared_from_this(), late] { self->read(late->reply, MayBlock::kYes, late); },
-      [self = shared_from_this(), late](const Error& why) {
+void PendingResult::read_as_task() {
+  worker_->messenger().run(
+      [self = shared_from_this()] { self->read(self->late_->reply, MayBlock::kYes); },
+      [self = shared_from_this()](const Error& why) {
         self->end_late(why);
-        self->read(late->reply, MayBlock::kNo, late);
+        self->read(self->late_->reply, MayBlock::kNo);
       });
 }
 
-void PendingResult::read(wire::InFrame& reply, MayBlock may_block,
-                         std::shared_ptr<Late> late) noexcept {
+void PendingResult::read(wire::InFrame& reply, MayBlock may_block) noexcept {
   Reading reading;
   const auto fail_with = [&](const Error& why) {
+    reply.borrowed = nullptr;
     if (reading.is_mine || claim()) fail(named(why));
   };
   try {
@@ -112,14 +116,18 @@ void PendingResult::read(wire::InFrame& reply, MayBlock may_block,
       read_return(reply, may_block, reading);
     }
   } catch (const WouldBlock&) {
-    return read_as_task(late ? late : keep_for_later(std::move(reply)));
+    if (!late_) keep_for_later(std::move(reply));
+    return read_as_task();
   } catch (const BadValue& e) {
     fail_with(e.as_error("the result"));
   } catch (...) {
     fail_with(to_error(std::current_exception()));
   }
   if (!reading.has_values) drop_return(reply);
-  if (late && late->timer != 0) worker_->messenger().cancel(late->timer);
+  if (!late_) return;
+  if (late_->timer != 0) worker_->messenger().cancel(late_->timer);
+  late_->watch = nullptr;
+  late_->reply = {};
 }
 
 void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block, Reading& reading) {
@@ -130,7 +138,11 @@ void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block, Readin
     const auto answer = message.root<schema::Return>();
     CallScope scope(*worker_, peer_, MessageWay::kReply);
     scope.set_deadline(deadline_);
-    if (may_block == MayBlock::kNo) scope.must_not_block();
+    if (may_block == MayBlock::kNo) {
+      scope.must_not_block();
+    } else {
+      scope.wait_at_most_until(late_->given_up.future());
+    }
     scope.borrow(reply.borrowed);
     TensorList tensors = read_tensors(answer.getPayload(), reply.segments, &scope);
     reading.is_mine = claim();

@@ -70,17 +70,18 @@ class PendingResult : public agent::ReplyHandler,
     wire::InFrame reply;
     agent::TimerId timer = 0;
     std::shared_ptr<const void> watch = nullptr;
+    const Promise<void> given_up{};
   };
   enum class MayBlock { kNo, kYes };
   struct Reading {
     bool is_mine = false;     // it has ended the call
     bool has_values = false;  // nothing of the answer is lost any more
   };
-  std::shared_ptr<Late> keep_for_later(wire::InFrame&& reply);
+  void keep_for_later(wire::InFrame&& reply);
   bool end_late(const Error& why) noexcept;
-  void read_when_given_back(wire::InFrame&& reply);
-  void read_as_task(const std::shared_ptr<Late>& late);
-  void read(wire::InFrame& reply, MayBlock may_block, std::shared_ptr<Late> late) noexcept;
+  void read_when_given_back();
+  void read_as_task();
+  void read(wire::InFrame& reply, MayBlock may_block) noexcept;
   void read_return(wire::InFrame& reply, MayBlock may_block, Reading& reading);
   void drop_return(wire::InFrame& reply) noexcept;
   bool claim() noexcept;
@@ -105,6 +106,8 @@ class PendingResult : public agent::ReplyHandler,
   std::optional<Future<void>> given_back_;
   std::atomic<bool> is_late_{false};  // its answer is: whoever ends the call has to claim() it
   std::atomic<bool> is_over_{false};  // somebody has
+  std::atomic<bool> is_unwanted_{false};
+  std::unique_ptr<Late> late_;  // before is_late_
   bool is_timed_ = false;
 };
 

@@ -99,14 +99,19 @@ class ResumedTask final : public net::Task {
 
 class PlainTask final : public net::Task {
  public:
-  explicit PlainTask(std::function<void()> work) : work_(std::move(work)) { patient = true; }
+  explicit PlainTask(std::function<void()> work, Messenger::Rejected rejected = nullptr)
+      : work_(std::move(work)), rejected_(std::move(rejected)) {
+    patient = true;
+  }
   void run() noexcept override { contain("a task", work_); }
   void reject(const Error& why) noexcept override {
+    if (rejected_) return contain("a task that was turned away", [&] { rejected_(why); });
     log(LogLevel::kDebug, "agent", std::string("dropped work at its end: ") + why.what());
   }
 
  private:
-  std::function<void()> work_;
+  const std::function<void()> work_;
+  const Messenger::Rejected rejected_;
 };
 
 }  // namespace
@@ -281,10 +286,7 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
 bool Agent::cancel(int to, const ReplyHandler& handler) {
   const auto line = known_line(to);  // those of an earlier one end with it
   bool is_cancelled = false;
-  if (line) {
-    // Continuations may wait for each other, as in a thread of the agent's.
-    reactor_.run_here(std::make_unique<PlainTask>([&] { is_cancelled = line->cancel(handler); }));
-  }
+  if (line) run_here([&] { is_cancelled = line->cancel(handler); });
   return is_cancelled;
 }
 
@@ -326,8 +328,12 @@ TimerId Agent::call_at(TimePoint at, std::function<void()> callback) {
 
 bool Agent::cancel(TimerId timer) { return reactor_.timers().cancel(timer); }
 
-void Agent::run(std::function<void()> task) {
-  reactor_.run(std::make_unique<PlainTask>(std::move(task)));
+void Agent::run(std::function<void()> task, Rejected rejected) {
+  reactor_.run(std::make_unique<PlainTask>(std::move(task), std::move(rejected)));
+}
+
+void Agent::run_here(const std::function<void()>& fn) {
+  reactor_.run_here(std::make_unique<PlainTask>(fn));
 }
 
 void Agent::resume(CallContext call, std::function<void()> task, Rejected rejected) {

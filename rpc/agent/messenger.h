@@ -186,18 +186,24 @@ class Messenger {
                               const std::function<bool(const Request&)>& is_own,
                               net::SpinGovernor& polling, net::Expected expected) = 0;
 
+  // Runs `fn` on the calling thread as if that were the messenger's: continuations of what it ends
+  // may wait for each other.
+  virtual void run_here(const std::function<void()>& fn) { fn(); }
+
   virtual TimePoint now() const noexcept = 0;
   virtual TimerId call_at(TimePoint at, std::function<void()> callback) = 0;
   virtual bool cancel(TimerId timer) = 0;
 
-  // Runs `task` soon on a thread on which it may block.
-  virtual void run(std::function<void()> task) = 0;
-
-  // The same for what is left of a call that is being served, or of an answer: in the call's
-  // context, with a thread as its request would get one.
-  //   rejected  called instead of `task`, on any thread, and must not block: kOverloaded, no thread
-  //             can be had; kTimeout, the call's deadline has passed; kShutdown
+  // Called instead of a task, on any thread, and must not block: kShutdown, or as below.
   using Rejected = std::function<void(const Error& why)>;
+
+  // Runs `task` soon on a thread on which it may block. Such tasks are never turned away but when
+  // this worker ends.
+  virtual void run(std::function<void()> task, Rejected rejected = nullptr) = 0;
+
+  // The same for what is left of a call that is being served: in the call's context, with a thread
+  // as its request would get one.
+  //   rejected  also kOverloaded, no thread can be had; kTimeout, the call's deadline has passed
   virtual void resume(CallContext call, std::function<void()> task, Rejected rejected) = 0;
 
   // Told each time that a line to a worker ends or cannot be made; from any thread, must not block.

@@ -148,7 +148,7 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
       new DeviceRoom(worker, *accelerator, std::move(records), device_to_device));
   worker.set_device_carrier(room);
   using Run = agent::Messenger::Run;
-  worker.messenger().handle(wire::Kind::kDeviceProbe, Run::kAsTask,
+  worker.messenger().handle(wire::Kind::kDeviceProbe, Run::kInline,
                             [weak = room->weak_from_this()](agent::Request request) {
                               if (const auto self = weak.lock()) {
                                 self->routes_.serve_probe(std::move(request));
@@ -291,7 +291,9 @@ void DeviceRoom::import(int peer, const device::Export& from, void* to, device::
   } catch (const Error& error) {
     close_idle_imports();  // a part may have been opened
     if (error.code() == Code::kCorrupt) throw;
-    throw Error(error.code(), error.message() + note_of_unseen(peer, from.device));
+    throw Error(error.code(), error.message() + note_of_unseen(peer, from.device))
+        .operation(error.operation())
+        .advice(error.advice());
   }
 }
 

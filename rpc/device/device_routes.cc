@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -12,6 +13,7 @@
 
 #include <farspan/c10d/base/future.h>
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/device/arrival.h>
 #include <farspan/c10d/device/device_map.h>
 #include <farspan/c10d/values/message.h>
 #include <farspan/rpc/device/by_host.h>
@@ -90,35 +92,44 @@ class Spot {
 // Memory that this worker lends, copied for who cannot open it. Its end waits for the device.
 class LentCopy {
  public:
-  LentCopy(DeviceRoom& room, const device::Export& lent)
-      : room_(room), lent_(lent), stream_(room.devices().new_stream(lent.device)) {}
-  ~LentCopy() {
-    bool is_done = false;
-    try {
-      is_done = room_.devices().synchronize(stream_, Deadline::after(kAnswerWithin));
-    } catch (const Error&) {  // it has failed: what uses it is told
-    }
-    room_.devices().end_stream(stream_);
-    if (!is_done) new std::shared_ptr<const void>(memory_);  // the device hangs, and would read it
+  // As Spot::make().
+  static std::shared_ptr<LentCopy> make(std::shared_ptr<DeviceRoom> room,
+                                        const device::Export& lent) {
+    const std::weak_ptr<agent::Messenger> messenger = room->worker().share_messenger();
+    return {new LentCopy(std::move(room), lent), [messenger](LentCopy* copy) {
+              const std::shared_ptr<LentCopy> last(copy, [](LentCopy* one) { delete one; });
+              if (const auto here = messenger.lock()) here->run([last] {});
+            }};
   }
-  LentCopy(const LentCopy&) = delete;
-  LentCopy& operator=(const LentCopy&) = delete;
 
   Buffer bytes_for(const agent::Request& request) {
     const Error gone(Code::kDisconnected, "the line that it was lent on has ended");
-    memory_ = room_.exports().read(lent_, stream_);
+    memory_ = room_->exports().read(lent_, stream_);
     if (!memory_) throw Error(gone);
+    const auto written = std::make_shared<device::Arrival>();
+    room_->devices().then(stream_, [written] { written->come(); });
     const Deadline deadline = request.deadline();
-    while (!room_.devices().synchronize(stream_,
-                                        earlier(deadline, Deadline::after(kLookWhoIsThere)))) {
+    while (!written->wait(earlier(deadline, Deadline::after(kLookWhoIsThere)))) {
       if (deadline.expired()) break;  // the copy will say so
       if (!request.route()->leads_back()) throw Error(gone);
     }
-    return copy_to_host(room_, stream_, memory_.get(), lent_.bytes, deadline);
+    return copy_to_host(*room_, stream_, memory_.get(), lent_.bytes, deadline);
   }
 
  private:
-  DeviceRoom& room_;
+  LentCopy(std::shared_ptr<DeviceRoom> room, const device::Export& lent)
+      : room_(std::move(room)), lent_(lent), stream_(room_->devices().new_stream(lent.device)) {}
+  ~LentCopy() {
+    bool is_done = false;
+    try {
+      is_done = room_->devices().synchronize(stream_, Deadline::after(kAnswerWithin));
+    } catch (const Error&) {  // it has failed: what uses it is told
+    }
+    room_->devices().end_stream(stream_);
+    if (!is_done) new std::shared_ptr<const void>(memory_);  // the device hangs, and would read it
+  }
+
+  const std::shared_ptr<DeviceRoom> room_;
   const device::Export lent_;
   const device::Stream stream_;
   std::shared_ptr<const void> memory_;
@@ -145,6 +156,26 @@ wire::OutFrame request_of(wire::Kind kind, MetaBuilder& meta) {
   frame.header.chain = agent::current_call().chain;
   frame.meta = meta.finish();
   return frame;
+}
+
+// Serves a request on a thread that may block for devices. It is not turned away where too many
+// threads wait, as calls are: some of them may wait for this.
+void run_with(DeviceRoom& room, agent::Request request,
+              std::function<void(DeviceRoom&, agent::Request&)> serve) {
+  const auto asked = std::make_shared<agent::Request>(std::move(request));
+  room.worker().messenger().run(
+      [weak = room.weak_from_this(), asked, serve = std::move(serve)] {
+        const auto there = weak.lock();
+        if (!there) return;
+        try {
+          serve(*there, *asked);
+        } catch (const Error& error) {
+          asked->fail(error);
+        } catch (const c10::Error& error) {
+          asked->fail(Error(Code::kUnavailable, error.what_without_backtrace()));
+        }
+      },
+      [asked](const Error& why) { asked->fail(why); });
 }
 
 // Says nothing about devices: it may go another time.
@@ -274,7 +305,10 @@ void DeviceRoutes::end(Trial& trial, const Verdict& verdict) {
   const bool is_refused =
       device_to_device_ == DeviceToDevice::kRequired && !verdict.why_not_direct.empty();
   const LogLevel level = is_refused ? LogLevel::kWarning : LogLevel::kInfo;
-  if (is_news) tell(level, peer, here, there, verdict.why_not_direct);
+  try {
+    if (is_news) tell(level, peer, here, there, verdict.why_not_direct);
+  } catch (const std::exception&) {  // whoever keeps the log
+  }
   trial.complete_with(std::nullopt);
 }
 
@@ -287,7 +321,8 @@ void DeviceRoutes::fail(Trial& trial, const Error& why) {
 }
 
 Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int here,
-                                    const Error& why, Deadline deadline) {
+                                    const Error& why, Deadline deadline,
+                                    const std::optional<Future<void>>& over) {
   agent::Messenger& messenger = room_.worker().messenger();
   MetaBuilder builder;
   auto out = builder.init_root<schema::DeviceUnopened>();
@@ -303,9 +338,19 @@ Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int he
   }
   const auto answer = std::make_shared<Answer>();
   messenger.call(peer, frame, deadline, answer, true);
+  if (over) {
+    over->on_ready([weak = std::weak_ptr(answer), &messenger, peer] {
+      if (const auto unwanted = weak.lock()) messenger.cancel(peer, *unwanted);
+    });
+  }
   messenger.wait(*answer->frame().state(), Deadline::never(), peer);  // it ends by the deadline
   const Answer::Frame reply = answer->frame().value();
-  if (reply->failed()) throw wire::decode_error(reply->meta.span());
+  if (reply->failed()) {
+    const Error error = wire::decode_error(reply->meta.span());
+    throw Error(error.code(), error.message() + "; it was asked for, since " + why.message())
+        .operation(error.operation())
+        .advice(error.advice());
+  }
   if (reply->segments.size() != 1 || reply->segments[0].size() != lent.bytes) {
     throw Error(Code::kCorrupt, "an answer without the bytes that were lent");
   }
@@ -341,28 +386,10 @@ void DeviceRoutes::serve_unopened(agent::Request request) {
 }
 
 void DeviceRoutes::give_lent(agent::Request request, const device::Export& lent) {
-  agent::CallContext call{request.deadline(), request.frame().header.chain, request.from(),
-                          request.route()};
-  const auto asked = std::make_shared<agent::Request>(std::move(request));
-  room_.worker().messenger().resume(
-      std::move(call),
-      [weak = room_.weak_from_this(), asked, lent] {
-        const auto room = weak.lock();
-        if (!room) return;
-        try {
-          LentCopy copy(*room, lent);
-          try {
-            asked->reply({}, {copy.bytes_for(*asked)});
-          } catch (const Error& error) {
-            asked->fail(error);  // before the copy waits for its end
-          }
-        } catch (const Error& error) {
-          asked->fail(error);
-        } catch (const c10::Error& error) {
-          asked->fail(Error(Code::kUnavailable, error.what_without_backtrace()));
-        }
-      },
-      [asked](const Error& why) { asked->fail(why); });
+  run_with(room_, std::move(request), [lent](DeviceRoom& room, agent::Request& asked) {
+    const auto copy = LentCopy::make(room.shared_from_this(), lent);
+    asked.reply({}, {copy->bytes_for(asked)});
+  });
 }
 
 // Of a route that was direct only: nobody can have others remembered, or say anything of them.
@@ -444,17 +471,16 @@ void DeviceRoutes::ask(const std::shared_ptr<Trial>& trial, bool will_wait) {
 }
 
 void DeviceRoutes::serve_probe(agent::Request request) {
-  try {
-    if (device_to_device_ == DeviceToDevice::kForbidden) {
-      throw Error(Code::kUnavailable, "it does not allow it");
-    }
-    copy_and_look(request.from(), request.frame(), request.deadline());
-    request.reply({});
-  } catch (const Error& error) {
-    request.fail(error);
-  } catch (const c10::Error& error) {
-    request.fail(Error(Code::kUnavailable, error.what_without_backtrace()));
+  run_with(room_, std::move(request),
+           [](DeviceRoom& room, agent::Request& asked) { room.routes().answer_probe(asked); });
+}
+
+void DeviceRoutes::answer_probe(agent::Request& request) {
+  if (device_to_device_ == DeviceToDevice::kForbidden) {
+    throw Error(Code::kUnavailable, "it does not allow it");
   }
+  copy_and_look(request.from(), request.frame(), request.deadline());
+  request.reply({});
 }
 
 void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline) {

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <farspan/c10d/base/buffer.h>
+#include <farspan/c10d/base/future.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
@@ -44,14 +46,15 @@ class DeviceRoutes {
   void note_not_staged(int peer, int here, int there, uint64_t bytes);
   // Of what a worker has lent for this one's device `here`, and cannot be opened, though that had
   // gone well when it was tried: what that worker sends next goes another way.
+  //   over     ends it, too
   //   returns  the bytes, by way of the processor's memory; waits for that worker's answer
   //   throws   Error kUnavailable: `why`, with DeviceToDevice::kRequired, at either end; kTimeout,
   //            kShutdown, kOverloaded, kCancelled; kDisconnected: also where it was lent on a line
   //            that has ended
   Buffer fetch_unopened(int peer, const device::Export& lent, int here, const Error& why,
-                        Deadline deadline);
-  // Serves another worker: tries what it asks for, which may block; hears what it could not open,
-  // and has another thread give it the bytes.
+                        Deadline deadline, const std::optional<Future<void>>& over);
+  // Serves another worker, on a thread of its own: tries what it asks for; hears, at once, what it
+  // could not open, and gives it the bytes.
   void serve_probe(agent::Request request);
   void serve_unopened(agent::Request request);
 
@@ -86,6 +89,7 @@ class DeviceRoutes {
   void fail(Trial& trial, const Error& why);
   void copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline);
   void hear_unopened(int peer, int here, int there, const std::string& why);
+  void answer_probe(agent::Request& request);
   void give_lent(agent::Request request, const device::Export& lent);
   void tell(LogLevel level, int peer, int here, int there, const std::string& why) const;
 

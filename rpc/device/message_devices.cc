@@ -129,7 +129,7 @@ void MessageDevicesOf::borrow_by_name(const at::Tensor& dense, const device::Exp
     throw WouldBlock();
   }
   const Buffer bytes =
-      room_->routes().fetch_unopened(peer_, lent, stream.device, *unopened, deadline_);
+      room_->routes().fetch_unopened(peer_, lent, stream.device, *unopened, deadline_, over_);
   farspan::copy_from_host(*room_, stream, dense.mutable_data_ptr(), bytes, deadline_);
 }
 

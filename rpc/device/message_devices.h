@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <farspan/rpc/device/device_room.h>
 
@@ -25,6 +26,7 @@ class MessageDevicesOf final : public MessageDevices {
   void copy_from_host(const at::Tensor& dense, const Buffer& bytes) override;
   std::shared_ptr<LentMemory> lent() override;
   void must_not_block() override { must_not_block_ = true; }
+  void wait_at_most_until(Future<void> over) override { over_ = std::move(over); }
   void drop_bytes() override { drops_bytes_ = true; }
   void keep_until_copied(std::shared_ptr<void> borrowed) override {
     borrowed_ = std::move(borrowed);
@@ -44,6 +46,7 @@ class MessageDevicesOf final : public MessageDevices {
   std::optional<int> place_;
   bool host_if_unmapped_ = false, must_not_block_ = false, drops_bytes_ = false;
   uint64_t come_ = 0;  // bytes from device to device, as far as it was read
+  std::optional<Future<void>> over_;
   std::shared_ptr<Lent> lent_;
   std::shared_ptr<void> borrowed_;
 };

@@ -341,6 +341,8 @@ TEST_P(UnopenedDeviceGradients, ArriveThroughTheProcessor) {
   const Weights w = w0().remote(1, weights, 0, 3);
   EXPECT_EQ(wrong_gradients(w0(), w, 1, 1), 0);
   for (const int rank : {0, 1}) EXPECT_EQ(wrong_gradients(w0(), w, 5 + rank, 1, rank), 0);
+  EXPECT_NE(w0().rpc_sync(1, way_back), "") << "they were asked for";
+  EXPECT_FALSE(way_of(w0(), 0).is_direct);
 }
 
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceReferences,

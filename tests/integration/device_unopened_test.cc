@@ -123,6 +123,8 @@ TEST_P(UnopenedTensors, OfManyCallsAtOnce) {
     answers.emplace_back(w0().rpc_async(1, copied, numbers(seed).to(accelerator(0))), seed);
   }
   for (const auto& [answer, seed] : answers) EXPECT_TRUE(is(answer.wait(), numbers(seed)));
+  EXPECT_FALSE(way_of(w0(), 0).is_direct);
+  EXPECT_NE(w0().rpc_sync(1, way_back), "");
 }
 
 // The answer is read by whoever reads, who must not wait for another one.
@@ -131,6 +133,7 @@ TEST_P(UnopenedTensors, ComeToContinuations) {
   const Unopened results(w0(), 0);
   const auto twice = w0().rpc_async(1, on_device, 0, 5).then([](const Tensor& x) { return x + x; });
   EXPECT_TRUE(is(twice.wait(), numbers(5) * 2));
+  EXPECT_NE(w0().rpc_sync(1, way_back), "");
 }
 
 TEST_P(UnopenedTensors, AreWaitedForNoLongerThanTheirCall) {
@@ -173,6 +176,7 @@ TEST_P(UnopenedTensors, AreGivenByTheThreadThatWaitsForTheirCall) {
   EXPECT_TRUE(w0().rpc_sync(1, arrives_from_w0, 1));
   const Unopened arguments(w0(), 1);
   EXPECT_TRUE(w0().rpc_sync(1, arrives_from_w0, 2));
+  EXPECT_FALSE(way_of(w0(), 0).is_direct);
 }
 
 TEST_P(UnopenedAnswers, AreTakenWhenTheirDevicesAreThere) {
@@ -183,7 +187,7 @@ TEST_P(UnopenedAnswers, AreTakenWhenTheirDevicesAreThere) {
 }
 
 TEST_P(UnopenedAnswers, AreWaitedForUntilTheDeadlineOfTheirCall) {
-  const auto answer = call(held_up, Millis(1000));
+  const auto answer = call(held_up, Millis(3000));
   EXPECT_EQ(code_of([&] { answer.wait(); }), Code::kTimeout);
 }
 
@@ -192,6 +196,17 @@ TEST_P(UnopenedAnswers, MayBeGivenUp) {
   EXPECT_TRUE(answer.cancel());
   EXPECT_EQ(code_of([&] { answer.wait(); }), Code::kCancelled);
   EXPECT_FALSE(answer.cancel());
+  EXPECT_TRUE(eventually([&] { return w0().counters().in_flight == 0; })) << "what asks for it";
+}
+
+TEST_P(UnopenedAnswers, ThatAreGivenUpHaveContinuationsWhichMayWaitForEachOther) {
+  const auto answer = call(held_up);
+  const Promise<Future<bool>> behind;
+  const auto first =
+      answer.then([&](const Future<Tensor>&) { return behind.future().value().wait_for(10s); });
+  behind.set_value(answer.then([](const Future<Tensor>&) { return true; }));
+  EXPECT_TRUE(answer.cancel());
+  EXPECT_TRUE(first.wait());
 }
 
 TEST_P(UnopenedAnswers, ThatAreGivenUpLetGoOfTheirReferences) {

@@ -256,7 +256,7 @@ bool SimMessenger::cancel(agent::TimerId timer) {
   return alive() && network_->scheduler().cancel(timer);
 }
 
-void SimMessenger::run(std::function<void()> task) {
+void SimMessenger::run(std::function<void()> task, Rejected) {
   if (alive()) network_->scheduler().run(life_, "a task of " + self().name, std::move(task));
 }
 
