@@ -81,7 +81,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   TimePoint now() const noexcept override { return Clock::now(); }
   TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(TimerId timer) override;
-  void run(std::function<void()> task, Rejected rejected) override;
+  void run(std::function<void()> task, Rejected rejected = nullptr) override;
   void run_here(const std::function<void()>& fn) override;
   void resume(CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override;

@@ -256,8 +256,12 @@ bool SimMessenger::cancel(agent::TimerId timer) {
   return alive() && network_->scheduler().cancel(timer);
 }
 
-void SimMessenger::run(std::function<void()> task, Rejected) {
-  if (alive()) network_->scheduler().run(life_, "a task of " + self().name, std::move(task));
+void SimMessenger::run(std::function<void()> task, Rejected rejected) {
+  if (alive()) {
+    network_->scheduler().run(life_, "a task of " + self().name, std::move(task));
+  } else if (rejected) {
+    rejected(Error(Code::kShutdown, "the worker has been shut down"));
+  }
 }
 
 void SimMessenger::resume(CallContext call, std::function<void()> task, Rejected rejected) {

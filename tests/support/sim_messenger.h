@@ -48,7 +48,7 @@ class SimMessenger final : public agent::Messenger,
   TimePoint now() const noexcept override;
   agent::TimerId call_at(TimePoint at, std::function<void()> callback) override;
   bool cancel(agent::TimerId timer) override;
-  void run(std::function<void()> task, Rejected rejected) override;
+  void run(std::function<void()> task, Rejected rejected = nullptr) override;
   void resume(agent::CallContext call, std::function<void()> task, Rejected rejected) override;
   void on_worker_lost(OnLost callback) override { on_lost_.push_back(std::move(callback)); }
   void on_late_reply(OnLateReply callback) override { on_late_reply_ = std::move(callback); }
