@@ -18,7 +18,6 @@
 namespace farspan::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using at::Tensor;
 using device::cpu;
 using device::cuda;

@@ -3,22 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include <farspan/c10d/base/log.h>
 #include <farspan/rpc/rpc.h>
 
 #include "integration/device_workers.h"
 #include "support/errors.h"
-#include "support/eventually.h"
 #include "support/sanitizers.h"
 
 namespace farspan::testing {
@@ -29,10 +23,7 @@ using at::Tensor;
 using device::cpu;
 using device::cuda;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 Tensor same(const Tensor& x) { return x; }
 [[noreturn]] void refuse(const Tensor&) { throw std::runtime_error("no"); }
