@@ -129,8 +129,8 @@ std::shared_ptr<const void> Exports::read(const Export& from, Stream stream) con
 }
 
 void Exports::taken(uint64_t id) noexcept {
-  std::vector<std::shared_ptr<const Kept>>
-      done;  // they rest, and their owners go, without the lock
+  // They rest, and their owners go, without the lock.
+  std::vector<std::shared_ptr<const Kept>> done;
   MutexLock lock(mutex_);
   const auto [first, last] = kept_.equal_range(id);
   for (auto one = first; one != last; ++one) done.push_back(std::move(one->second));

@@ -38,28 +38,36 @@ uint64_t random_number() {
   return (uint64_t{random()} << 32) | random();
 }
 
+// For what waits for a device when it ends: whoever lets go of it last may not, so a task does.
+template <class T>
+std::shared_ptr<T> ended_by_task(DeviceRoom& room, std::unique_ptr<T> made) {
+  const std::weak_ptr<agent::Messenger> messenger = room.worker().share_messenger();
+  return {made.release(), [messenger](T* one) {
+            const std::shared_ptr<T> last(one);
+            if (const auto here = messenger.lock()) here->run([last] {});
+          }};
+}
+
+// False: the stream has not done all, and may never.
+bool finish(device::Devices& devices, device::Stream stream) noexcept {
+  bool is_done = false;
+  try {
+    is_done = devices.synchronize(stream, Deadline::after(kAnswerWithin));
+  } catch (const Error&) {  // it has failed: what uses it is told
+  }
+  devices.end_stream(stream);
+  return is_done;
+}
+
 // A number of a device and one of the processor, and a stream of their own: what others have given
 // the device does not hold up its copies. Its end waits for the device.
 class Spot {
  public:
   static constexpr size_t kBytes = sizeof(uint64_t);
 
-  // Whoever lets go of it last may not wait for a device: a task does.
   static std::shared_ptr<Spot> make(DeviceRoom& room, int device) {
-    const std::weak_ptr<agent::Messenger> messenger = room.worker().share_messenger();
-    return {new Spot(room.devices(), device), [messenger](Spot* spot) {
-              const std::shared_ptr<Spot> last(spot, [](Spot* one) { delete one; });
-              if (const auto here = messenger.lock()) here->run([last] {});
-            }};
+    return ended_by_task(room, std::make_unique<Spot>(room.devices(), device));
   }
-
-  device::Stream stream() const noexcept { return stream_; }
-  void* memory() const noexcept { return memory_; }
-  uint64_t& number() const noexcept { return *number_; }
-  void write() { devices_.copy(stream_, memory_, number_, kBytes); }
-  void read() { devices_.copy(stream_, number_, memory_, kBytes); }
-
- private:
   Spot(device::Devices& devices, int device)
       : devices_(devices), stream_(devices.new_stream(device)) {
     try {
@@ -72,17 +80,20 @@ class Spot {
     }
   }
   ~Spot() {
-    bool is_done = false;
-    try {
-      is_done = devices_.synchronize(stream_, Deadline::after(kAnswerWithin));
-    } catch (const Error&) {  // it has failed: what uses it is told
-    }
-    devices_.end_stream(stream_);
-    if (!is_done) return;  // the device hangs, and would write there
+    if (!finish(devices_, stream_)) return;  // the device hangs, and would write there
     devices_.release(memory_);
     devices_.release_host(number_);
   }
+  Spot(const Spot&) = delete;
+  Spot& operator=(const Spot&) = delete;
 
+  device::Stream stream() const noexcept { return stream_; }
+  void* memory() const noexcept { return memory_; }
+  uint64_t& number() const noexcept { return *number_; }
+  void write() { devices_.copy(stream_, memory_, number_, kBytes); }
+  void read() { devices_.copy(stream_, number_, memory_, kBytes); }
+
+ private:
   device::Devices& devices_;
   const device::Stream stream_;
   void* memory_ = nullptr;
@@ -92,15 +103,17 @@ class Spot {
 // Memory that this worker lends, copied for who cannot open it. Its end waits for the device.
 class LentCopy {
  public:
-  // As Spot::make().
-  static std::shared_ptr<LentCopy> make(std::shared_ptr<DeviceRoom> room,
-                                        const device::Export& lent) {
-    const std::weak_ptr<agent::Messenger> messenger = room->worker().share_messenger();
-    return {new LentCopy(std::move(room), lent), [messenger](LentCopy* copy) {
-              const std::shared_ptr<LentCopy> last(copy, [](LentCopy* one) { delete one; });
-              if (const auto here = messenger.lock()) here->run([last] {});
-            }};
+  static std::shared_ptr<LentCopy> make(DeviceRoom& room, const device::Export& lent) {
+    return ended_by_task(room, std::make_unique<LentCopy>(room.shared_from_this(), lent));
   }
+  LentCopy(std::shared_ptr<DeviceRoom> room, const device::Export& lent)
+      : room_(std::move(room)), lent_(lent), stream_(room_->devices().new_stream(lent.device)) {}
+  ~LentCopy() {
+    if (finish(room_->devices(), stream_)) return;
+    new std::shared_ptr<const void>(memory_);  // the device hangs, and would read it
+  }
+  LentCopy(const LentCopy&) = delete;
+  LentCopy& operator=(const LentCopy&) = delete;
 
   Buffer bytes_for(const agent::Request& request) {
     const Error gone(Code::kDisconnected, "the line that it was lent on has ended");
@@ -117,18 +130,6 @@ class LentCopy {
   }
 
  private:
-  LentCopy(std::shared_ptr<DeviceRoom> room, const device::Export& lent)
-      : room_(std::move(room)), lent_(lent), stream_(room_->devices().new_stream(lent.device)) {}
-  ~LentCopy() {
-    bool is_done = false;
-    try {
-      is_done = room_->devices().synchronize(stream_, Deadline::after(kAnswerWithin));
-    } catch (const Error&) {  // it has failed: what uses it is told
-    }
-    room_->devices().end_stream(stream_);
-    if (!is_done) new std::shared_ptr<const void>(memory_);  // the device hangs, and would read it
-  }
-
   const std::shared_ptr<DeviceRoom> room_;
   const device::Export lent_;
   const device::Stream stream_;
@@ -203,8 +204,7 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
     }
   }
   void on_error(const Error& why) noexcept override {
-    const bool may_go_otherwise =
-        room_.routes().device_to_device_ != DeviceToDevice::kRequired && !deadline.expired();
+    const bool may_go_otherwise = !room_.routes().is_required() && !deadline.expired();
     if (why.code() == Code::kTimeout && may_go_otherwise) {
       room_.routes().end(*this, {"that worker has not tried it in time", true});
     } else {
@@ -262,9 +262,8 @@ bool DeviceRoutes::is_direct(int peer, int here, int there, Deadline deadline) {
 
 void DeviceRoutes::try_early(int peer, int here, int there) {
   // As long as a call that needs it would wait.
-  const Deadline deadline = device_to_device_ == DeviceToDevice::kRequired
-                                ? Deadline::in(room_.worker().rpc_timeout())
-                                : Deadline::never();
+  const Deadline deadline =
+      is_required() ? Deadline::in(room_.worker().rpc_timeout()) : Deadline::never();
   std::shared_ptr<Trial> trial;
   {
     MutexLock lock(mutex_);
@@ -302,8 +301,7 @@ void DeviceRoutes::end(Trial& trial, const Verdict& verdict) {
     found.why_not_direct = verdict.why_not_direct;
     found.known_until = verdict.is_passing ? Clock::now() + kAgainAfter : TimePoint::max();
   }
-  const bool is_refused =
-      device_to_device_ == DeviceToDevice::kRequired && !verdict.why_not_direct.empty();
+  const bool is_refused = is_required() && !verdict.why_not_direct.empty();
   const LogLevel level = is_refused ? LogLevel::kWarning : LogLevel::kInfo;
   try {
     if (is_news) tell(level, peer, here, there, verdict.why_not_direct);
@@ -329,10 +327,9 @@ Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int he
   out.setHere(static_cast<int16_t>(lent.device));
   out.setThere(static_cast<int16_t>(here));
   out.setWhy(why.message());
-  const bool may_fetch = device_to_device_ != DeviceToDevice::kRequired;
-  if (may_fetch) write_export(lent, out.initLent());
+  if (!is_required()) write_export(lent, out.initLent());
   wire::OutFrame frame = request_of(wire::Kind::kDeviceUnopened, builder);
-  if (!may_fetch) {
+  if (is_required()) {
     messenger.post(peer, frame);
     throw Error(why);
   }
@@ -387,7 +384,7 @@ void DeviceRoutes::serve_unopened(agent::Request request) {
 
 void DeviceRoutes::give_lent(agent::Request request, const device::Export& lent) {
   run_with(room_, std::move(request), [lent](DeviceRoom& room, agent::Request& asked) {
-    const auto copy = LentCopy::make(room.shared_from_this(), lent);
+    const auto copy = LentCopy::make(room, lent);
     asked.reply({}, {copy->bytes_for(asked)});
   });
 }
@@ -407,7 +404,7 @@ void DeviceRoutes::hear_unopened(int peer, int here, int there, const std::strin
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {
-  if (device_to_device_ != DeviceToDevice::kRequired) return;
+  if (!is_required()) return;
   throw Error(Code::kUnavailable, "a tensor on " + text_of(here) + " cannot go straight to " +
                                       text_of(there) + " of worker '" +
                                       room_.worker().messenger().worker_name(peer) + "': " + why)
@@ -463,9 +460,7 @@ void DeviceRoutes::ask(const std::shared_ptr<Trial>& trial, bool will_wait) {
     }
   }
   // Who may go another way does not wait for as long as his call may take.
-  const Deadline limit = device_to_device_ == DeviceToDevice::kRequired
-                             ? Deadline::never()
-                             : Deadline::after(kAnswerWithin);
+  const Deadline limit = is_required() ? Deadline::never() : Deadline::after(kAnswerWithin);
   wire::OutFrame frame = request_of(wire::Kind::kDeviceProbe, builder);
   room_.worker().messenger().call(peer, frame, earlier(trial->deadline, limit), trial, will_wait);
 }

@@ -78,6 +78,7 @@ class DeviceRoutes {
   };
   using Key = std::tuple<int, int, int>;  // peer, here, there
 
+  bool is_required() const noexcept { return device_to_device_ == DeviceToDevice::kRequired; }
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
   void refuse_if_required(int peer, int here, int there, const std::string& why) const;
   // Nothing where it is known, or somebody else's trial is under way.
