@@ -500,7 +500,7 @@ std::vector<wire::FunctionRecord> Connection::functions() const {
 
 bool Connection::carries() const {
   MutexLock lock(mutex_);
-  return stream_ && !is_closed();
+  return carries_locked();
 }
 
 std::string Connection::transport() const {

@@ -81,7 +81,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   // What tells it apart at both ends; 0 until it is open, where the peer dialled it.
   uint64_t number() const noexcept { return number_.load(); }
-  // One that the peer, or this worker, has dialled to be beside this line. False: it takes no more.
+  // One that the peer, or this worker, has dialled to be beside this line; as soon as it carries:
+  // the peer dials when it has heard the line. False: it takes no more.
   bool takes_lanes() const;
   void add_lane(Greeting::Outcome greeted);
 
@@ -198,6 +199,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void withdraw(uint64_t offer);
   std::vector<std::shared_ptr<Lane>> lanes() const;
   BytesMoved by_lanes_locked() const FARSPAN_REQUIRES(mutex_);
+  bool carries_locked() const FARSPAN_REQUIRES(mutex_) { return stream_ && !is_closed(); }
   bool send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments)
       FARSPAN_REQUIRES(answering_);
   void send_whole(uint64_t offer) FARSPAN_REQUIRES(answering_);

@@ -17,9 +17,8 @@ constexpr size_t kMostLanes = 32;
 }  // namespace
 
 bool Connection::takes_lanes() const {
-  if (!is_open() || !has_lanes_) return false;
   MutexLock lock(mutex_);
-  return lanes_.size() < kMostLanes;
+  return carries_locked() && has_lanes_ && lanes_.size() < kMostLanes;
 }
 
 void Connection::add_lane(Greeting::Outcome greeted) {
