@@ -312,8 +312,8 @@ void AutogradRoom::send(const Send& action, const Gradients* gradients) {
     MetaBuilder builder;
     wire::OutFrame frame;
     CallScope scope(host_, action.to, payload.way);
-    scope.use_host_if_unmapped();
-    if (head) scope.set_deadline(Deadline::after(head->terms.remaining));
+    scope.device_terms().host_if_unmapped = true;
+    if (head) scope.device_terms().deadline = Deadline::after(head->terms.remaining);
     encode(builder, action.message, payload.tensors, frame.segments, &scope);
     frame.header.kind = head ? wire::Kind::kAutogradGradient : wire::Kind::kAutogradControl;
     frame.meta = builder.finish();

@@ -146,7 +146,7 @@ Decoded decode(std::span<const std::byte> meta, std::span<const Buffer> segments
         break;
       case schema::Message::GRADIENT: {
         const PassTerms terms = read_terms(in);
-        if (scope) scope->set_deadline(Deadline::after(terms.remaining));
+        if (scope) scope->device_terms().deadline = Deadline::after(terms.remaining);
         try {
           decoded.gradients = read_gradients(in.getGradient().getPayload(), segments, scope);
         } catch (...) {

@@ -20,21 +20,8 @@ Buffer CallScope::allocate(size_t bytes) { return worker_.messenger().allocate(b
 
 DeviceTensors* CallScope::device_tensors() {
   DeviceCarrier* const carrier = worker_.device_carrier();
-  if (!devices_ && carrier) {
-    devices_ = carrier->open(peer_, way_);
-    devices_->set_deadline(deadline_);
-    if (place_) devices_->set_place(*place_);
-    if (host_if_unmapped_) devices_->use_host_if_unmapped();
-    if (must_not_block_) devices_->must_not_block();
-    if (over_) devices_->wait_at_most_until(*over_);
-    if (drops_device_bytes_) devices_->drop_bytes();
-  }
+  if (!devices_ && carrier) devices_ = carrier->open(peer_, way_, device_terms_);
   return devices_.get();
-}
-
-void CallScope::set_deadline(Deadline deadline) noexcept {
-  deadline_ = deadline;
-  if (devices_) devices_->set_deadline(deadline);
 }
 
 void CallScope::borrow(std::shared_ptr<void> borrowed) {

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -50,27 +49,13 @@ class CallScope final : public ValueScope {
   // of this one.
   std::shared_ptr<LentMemory> lent() { return devices_ ? devices_->lent() : nullptr; }
   void borrow(std::shared_ptr<void> borrowed);
-  // While reading: WouldBlock is thrown where that would take another worker's answer.
-  void must_not_block() noexcept { must_not_block_ = true; }
-  // The same: what it waits for is given up then.
-  void wait_at_most_until(Future<void> over) { over_ = std::move(over); }
-  // The same: for what the message holds besides its tensors. Those of devices get no bytes.
-  void drop_device_bytes() noexcept { drops_device_bytes_ = true; }
-  // At most so long it waits for devices; never, unless this was called.
-  void set_deadline(Deadline deadline) noexcept;
-  // All tensors arrive there, as DeviceTensors has it; by the device map, unless this was called.
-  void set_place(int place) noexcept { place_ = place; }
-  // Those that the device map sends nowhere arrive in the processor's memory.
-  void use_host_if_unmapped() noexcept { host_if_unmapped_ = true; }
+  DeviceTerms& device_terms() noexcept { return device_terms_; }
 
  private:
   Worker& worker_;
   const int peer_;
   const MessageWay way_;
-  Deadline deadline_;
-  std::optional<int> place_;
-  bool host_if_unmapped_ = false, must_not_block_ = false, drops_device_bytes_ = false;
-  std::optional<Future<void>> over_;
+  DeviceTerms device_terms_;
   std::unique_ptr<MessageDevices> devices_;
   std::vector<OnOutcome> outcomes_;
   std::vector<Future<void>> first_;

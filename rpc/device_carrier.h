@@ -7,10 +7,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <farspan/c10d/base/device_order.h>
 #include <farspan/c10d/base/future.h>
+#include <farspan/c10d/base/time.h>
 #include <farspan/c10d/values/device_tensors.h>
 #include <farspan/rpc/agent/route.h>
 #include <farspan/rpc/wire/frame.h>
@@ -43,26 +45,29 @@ class LentMemory : public wire::Lent {
 // not: it is to be read again, on a thread that may block.
 struct WouldBlock {};
 
+// How the tensors of one message are written, or read.
+struct DeviceTerms {
+  Deadline deadline;  // at most so long it waits for devices
+  // To write: all arrive there, whatever the maps say.
+  std::optional<int> place;
+  // One that the maps send nowhere arrives in the processor's memory.
+  bool host_if_unmapped = false;
+  // To read: the calling thread is thrown WouldBlock instead of being held up by another worker. It
+  // may still have to wait for devices.
+  bool must_not_block = false;
+  // What is waited for of other workers is given up when this is ready.
+  std::optional<Future<void>> given_up;
+  // They are of no interest, and get no bytes.
+  bool drops_bytes = false;
+};
+
 // The tensors of one message.
 class MessageDevices : public DeviceTensors {
  public:
-  // At most so long it waits for devices.
-  virtual void set_deadline(Deadline deadline) = 0;
-  // Of one that is to be written: all its tensors arrive there, whatever the maps say.
-  virtual void set_place(int place) = 0;
-  // The same: one that the maps send nowhere arrives in the processor's memory.
-  virtual void use_host_if_unmapped() = 0;
   // Of one that was written: what it lends, to be kept until its receiver has copied it; null:
   // nothing.
   virtual std::shared_ptr<LentMemory> lent() = 0;
-  // Of one that is to be read: the calling thread is thrown WouldBlock instead of being held up by
-  // another worker. It may still have to wait for devices.
-  virtual void must_not_block() = 0;
-  // The same: what it waits for of other workers is given up then.
-  virtual void wait_at_most_until(Future<void> over) = 0;
-  // The same: its tensors are of no interest, and get no bytes.
-  virtual void drop_bytes() = 0;
-  // The same: kept until everything it lends has been copied.
+  // Of one that is to be read: kept until everything it lends has been copied.
   virtual void keep_until_copied(std::shared_ptr<void> borrowed) = 0;
 };
 
@@ -81,7 +86,9 @@ class DeviceStreams {
 class DeviceCarrier {
  public:
   virtual ~DeviceCarrier() = default;
-  virtual std::unique_ptr<MessageDevices> open(int peer, MessageWay way) = 0;
+  //   terms  outlive what is returned, and may change meanwhile
+  virtual std::unique_ptr<MessageDevices> open(int peer, MessageWay way,
+                                               const DeviceTerms& terms) = 0;
   // From now on, and until it is destroyed, devices that open()ed messages use have streams of
   // their own.
   virtual std::unique_ptr<DeviceStreams> use_own_streams() = 0;

@@ -78,7 +78,7 @@ void IncomingCall::begin() {
 void IncomingCall::begin(schema::Call::Reader call) {
   if (std::exchange(begun_, true)) return;
   CallScope scope(*worker_, request_.from(), MessageWay::kRequest);
-  scope.set_deadline(request_.deadline());
+  scope.device_terms().deadline = request_.deadline();
   scope.borrow(std::move(request_.frame().borrowed));
   tensors_ = read_tensors(call.getPayload(), request_.frame().segments, &scope);
   if (Interceptor* interceptor = worker_->interceptor()) {
@@ -102,7 +102,7 @@ std::shared_ptr<Result> IncomingCall::run(const std::shared_ptr<Result>& self) {
     const auto call = message.root<schema::Call>();
     begin(call);
     CallScope values(*worker_, request_.from(), MessageWay::kRequest);
-    values.set_deadline(request_.deadline());
+    values.device_terms().deadline = request_.deadline();
     Reader reader(tensors_, request_.frame().segments, &values);
     Arguments arguments{call.getPayload().getValues(), reader};
     InScope in_scope(scope_.get());
@@ -166,8 +166,8 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
   std::vector<Buffer> segments;
   tensors_.clear();  // one that the function returns is not shared with its arguments any more
   CallScope values(*worker_, request_.from(), MessageWay::kReply);
-  values.set_deadline(request_.deadline());
-  if (place_) values.set_place(*place_);
+  values.device_terms().deadline = request_.deadline();
+  values.device_terms().place = place_;
   Writer writer(segments, &values);
   auto answer = builder.init_root<schema::Return>();
   guard_write([&] {

@@ -23,8 +23,6 @@ std::string advice_for(const Error& why) {
   }
 }
 
-Error given_up() { return Error(Code::kCancelled, "its caller has given it up"); }
-
 // The function may have seen its argument before the change, after it, or half of each.
 Error changed_in_place(size_t tensor) {
   return Error(Code::kInvalidArgument, "tensor " + std::to_string(tensor + 1) +
@@ -55,7 +53,7 @@ bool PendingResult::give_up() {
   if (worker_->messenger().cancel(peer_, *this)) return true;
   is_unwanted_.store(true);
   bool is_ended = false;
-  worker_->messenger().run_here([&] { is_ended = end_late(given_up()); });
+  worker_->messenger().run_here([&] { is_ended = end_late(agent::Messenger::given_up()); });
   return is_ended;
 }
 
@@ -72,7 +70,7 @@ void PendingResult::keep_for_later(wire::InFrame&& reply) {
       }
     });
   }
-  if (is_unwanted_.load()) end_late(given_up());
+  if (is_unwanted_.load()) end_late(agent::Messenger::given_up());
 }
 
 // False: it has been ended, or is not late.
@@ -103,7 +101,7 @@ void PendingResult::read(wire::InFrame& reply, MayBlock may_block) noexcept {
   Reading reading;
   const auto fail_with = [&](const Error& why) {
     reply.borrowed = nullptr;
-    if (reading.is_mine || claim()) fail(named(why));
+    if (reading.is_mine || claim()) end_with(why);
   };
   try {
     if (is_over_.load()) {
@@ -137,12 +135,10 @@ void PendingResult::read_return(wire::InFrame& reply, MayBlock may_block, Readin
     MetaReader message(reply.meta.span());
     const auto answer = message.root<schema::Return>();
     CallScope scope(*worker_, peer_, MessageWay::kReply);
-    scope.set_deadline(deadline_);
-    if (may_block == MayBlock::kNo) {
-      scope.must_not_block();
-    } else {
-      scope.wait_at_most_until(late_->given_up.future());
-    }
+    DeviceTerms& terms = scope.device_terms();
+    terms.deadline = deadline_;
+    terms.must_not_block = may_block == MayBlock::kNo;
+    if (may_block == MayBlock::kYes) terms.given_up = late_->given_up.future();
     scope.borrow(reply.borrowed);
     TensorList tensors = read_tensors(answer.getPayload(), reply.segments, &scope);
     reading.is_mine = claim();
@@ -173,8 +169,8 @@ void PendingResult::drop_return(wire::InFrame& reply) noexcept {
       const auto payload = message.root<schema::Return>().getPayload();
       if (payload.getValues().size() != 1) return;
       CallScope scope(*worker_, peer_, MessageWay::kReply);
-      scope.set_deadline(deadline_);
-      scope.drop_device_bytes();
+      scope.device_terms().deadline = deadline_;
+      scope.device_terms().drops_bytes = true;
       const TensorList tensors = read_tensors(payload, reply.segments, &scope);
       Reader reader(tensors, reply.segments, &scope);
       drop(payload.getValues()[0], reader);
@@ -187,6 +183,11 @@ void PendingResult::drop_return(wire::InFrame& reply) noexcept {
 void PendingResult::on_error(const Error& why) noexcept {
   note_time(false);
   settle(false);
+  end_with(why);
+}
+
+void PendingResult::end_with(const Error& why) noexcept {
+  worker_->add_failed_call();
   fail(named(why));
 }
 
@@ -253,7 +254,7 @@ void OutgoingCall::send(std::shared_ptr<PendingResult> result, const CallOptions
     result->scope_ = interceptor->before_request(to_, writer_.tensors(), extensions);
   }
   const Deadline deadline = worker_.deadline_for(options);
-  scope_.set_deadline(deadline);
+  scope_.device_terms().deadline = deadline;
   result->deadline_ = deadline;
   if (function_ != 0) result->forecast_ = &worker_.forecast(to_, function_);
   guard_write([&] {

@@ -39,9 +39,6 @@ class PendingResult : public agent::ReplyHandler,
   void on_reply(wire::InFrame&& reply) noexcept final;
   void on_error(const Error& why) noexcept final;
 
-  // False: there is no call to be given up any more.
-  bool give_up();
-
   int peer() const noexcept { return peer_; }
   // Keeps something alive until the call has ended: the reference that it was made through.
   void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
@@ -59,6 +56,8 @@ class PendingResult : public agent::ReplyHandler,
   void wait_for_devices() {
     if (device_work_) device_work_->wait_on_current_streams();
   }
+  // False: there is no call to be given up any more.
+  bool give_up();
   // Waits as a thread of the call's own chain.
   bool wait_for_answer(FutureCore& future, Deadline deadline);
 
@@ -85,6 +84,7 @@ class PendingResult : public agent::ReplyHandler,
   void read_return(wire::InFrame& reply, MayBlock may_block, Reading& reading);
   void drop_return(wire::InFrame& reply) noexcept;
   bool claim() noexcept;
+  void end_with(const Error& why) noexcept;
   void note_time(bool has_answer) noexcept;
   void settle(bool arrived) noexcept;
   Clock::duration elapsed() const noexcept { return worker_->messenger().now() - begun_; }

@@ -77,6 +77,7 @@ void Worker::set_interceptor(std::shared_ptr<Interceptor> interceptor) noexcept 
 
 agent::MessengerCounters Worker::counters() const {
   agent::MessengerCounters counters = messenger_->counters();
+  counters.calls_failed = calls_failed_.load(std::memory_order_relaxed);
   if (device_carrier_) counters.bytes_of_devices = device_carrier_->bytes_come();
   return counters;
 }

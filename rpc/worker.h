@@ -112,6 +112,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   // For the rooms above.
   void add_call_time(Clock::duration took) noexcept { call_times_.add(took); }
+  void add_failed_call() noexcept { calls_failed_.fetch_add(1, std::memory_order_relaxed); }
   // When calls of one function to one worker are answered.
   net::Forecast& forecast(int peer, uint64_t function) noexcept {
     return forecasts_.of(peer, function);
@@ -138,6 +139,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   const std::shared_ptr<agent::Messenger> messenger_;
   const Settings settings_;
   CallTimesRecorder call_times_;
+  std::atomic<uint64_t> calls_failed_{0};
   net::Forecasts forecasts_;
   std::shared_ptr<Interceptor> interceptor_;          // constant before the first call
   std::shared_ptr<DeviceCarrier> device_carrier_;     // likewise

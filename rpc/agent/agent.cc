@@ -407,7 +407,6 @@ MessengerCounters Agent::counters() const {
   MessengerCounters counters;
   counters.calls_sent = calls_sent_.load();
   counters.calls_received = calls_received_.load();
-  counters.errors = errors_.load();
   const net::ReactorCounters reactor = reactor_.counters();
   counters.threads = reactor.threads;
   counters.wakeups = reactor.wakeups;

@@ -167,7 +167,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::vector<WorkerInfo> workers_;        // constant after set_workers()
   std::array<HandlerSlot, 256> handlers_;  // each constant after its first frame may arrive
   std::atomic<bool> stopping_{false};
-  std::atomic<uint64_t> calls_sent_{0}, calls_received_{0}, errors_{0}, next_chain_{1};
+  std::atomic<uint64_t> calls_sent_{0}, calls_received_{0}, next_chain_{1};
 
   mutable Mutex mutex_;
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;

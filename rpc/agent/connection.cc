@@ -190,7 +190,7 @@ bool Connection::cancel(const ReplyHandler& handler) {
   calls[0] = pending_.take_that_of(handler);
   if (!calls[0].handler) return false;
   recall({calls[0].id});
-  end_calls(std::move(calls), Error(Code::kCancelled, "its caller has given it up"), [] {});
+  end_calls(std::move(calls), Messenger::given_up(), [] {});
   return true;
 }
 

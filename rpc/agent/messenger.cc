@@ -10,6 +10,8 @@ CallContext& current_call() noexcept {
   return context;
 }
 
+Error Messenger::given_up() { return Error(Code::kCancelled, "its caller has given it up"); }
+
 Request::~Request() {
   if (!route_ || one_way()) return;
   try {

@@ -115,8 +115,8 @@ struct MessengerCounters : BytesMoved {
   // Requests and one-way messages, but those by which workers agree to end; on the lines that there
   // are now. So the sums over all workers agree when nothing is under way, whatever was lost.
   uint64_t requests_sent = 0, requests_received = 0;
-  uint64_t errors = 0;    // requests of ours that ended with an error
-  int64_t in_flight = 0;  // requests of ours that wait for their answer
+  uint64_t calls_failed = 0;  // calls of ours that ended with an error; the worker's count
+  int64_t in_flight = 0;      // requests of ours that wait for their answer
   int connections = 0;
   int threads = 0;
   // Polling for messages (WorkerOptions::max_polling): how often it found some, how often it ended
@@ -163,9 +163,10 @@ class Messenger {
   virtual void call(int to, wire::OutFrame& frame, Deadline deadline,
                     std::shared_ptr<ReplyHandler> handler, bool will_wait) = 0;
 
-  // Ends a call that waits for its answer as its deadline would, but with kCancelled.
+  // Ends a call that waits for its answer as its deadline would, but with given_up().
   //   returns  false: none of `handler` waits there
   virtual bool cancel(int to, const ReplyHandler& handler) = 0;
+  static Error given_up();  // kCancelled
 
   // Sends without an answer; may be lost when the peer is.
   virtual void post(int to, wire::OutFrame& frame) = 0;

@@ -206,8 +206,9 @@ void DeviceRoom::try_mapped_ways(int peer) {
   });
 }
 
-std::unique_ptr<MessageDevices> DeviceRoom::open(int peer, MessageWay way) {
-  return std::make_unique<MessageDevicesOf>(shared_from_this(), peer, way);
+std::unique_ptr<MessageDevices> DeviceRoom::open(int peer, MessageWay way,
+                                                 const DeviceTerms& terms) {
+  return std::make_unique<MessageDevicesOf>(shared_from_this(), peer, way, terms);
 }
 
 std::unique_ptr<DeviceStreams> DeviceRoom::use_own_streams() {

@@ -56,7 +56,7 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   static void install(Worker& worker, std::vector<DeviceRecord> records,
                       DeviceToDevice device_to_device = DeviceToDevice::kAllowed);
 
-  std::unique_ptr<MessageDevices> open(int peer, MessageWay way) override;
+  std::unique_ptr<MessageDevices> open(int peer, MessageWay way, const DeviceTerms& terms) override;
   std::unique_ptr<DeviceStreams> use_own_streams() override;
   void describe(Route& route) const override;
   uint64_t bytes_come() const noexcept override { return routes_.bytes_come(); }

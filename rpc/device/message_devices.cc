@@ -41,8 +41,9 @@ class MessageDevicesOf::Lent final : public LentMemory {
   const std::shared_ptr<Held> held;
 };
 
-MessageDevicesOf::MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way)
-    : room_(std::move(room)), peer_(peer), way_(way) {}
+MessageDevicesOf::MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way,
+                                   const DeviceTerms& terms)
+    : room_(std::move(room)), peer_(peer), way_(way), terms_(terms) {}
 
 MessageDevicesOf::~MessageDevicesOf() = default;
 
@@ -54,11 +55,11 @@ MessageDevicesOf::Lent& MessageDevicesOf::lent_exports() {
 std::shared_ptr<LentMemory> MessageDevicesOf::lent() { return std::move(lent_); }
 
 int MessageDevicesOf::place_there(at::Device here) {
-  if (place_) return room_->checked_place(peer_, *place_);
+  if (terms_.place) return room_->checked_place(peer_, *terms_.place);
   try {
     return room_->place_there(peer_, way_, here);
   } catch (const Error&) {
-    if (!host_if_unmapped_) throw;
+    if (!terms_.host_if_unmapped) throw;
     return kCpu;
   }
 }
@@ -66,7 +67,7 @@ int MessageDevicesOf::place_there(at::Device here) {
 bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) {
   DeviceRoutes& routes = room_->routes();
   const int here = dense.get_device(), there = place_there(dense.device());
-  if (there == kCpu || !routes.is_direct(peer_, here, there, deadline_)) return false;
+  if (there == kCpu || !routes.is_direct(peer_, here, there, terms_.deadline)) return false;
   const DeviceRoom::Reach reach = room_->reach(peer_);
   const std::shared_ptr<Held>& held = lent_exports().held;
   const device::Stream stream = current_stream(dense.device());
@@ -93,7 +94,7 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
   return farspan::copy_to_host(*room_, current_stream(dense.device()), dense.const_data_ptr(),
-                               dense.nbytes(), deadline_);
+                               dense.nbytes(), terms_.deadline);
 }
 
 at::Device MessageDevicesOf::device_here(int place) {
@@ -103,7 +104,7 @@ at::Device MessageDevicesOf::device_here(int place) {
 }
 
 void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) {
-  if (drops_bytes_) return;
+  if (terms_.drops_bytes) return;
   if (dense.device().is_cpu()) throw Error(Code::kCorrupt, "device memory is lent to the CPU");
   if (from.hasMemory()) {
     borrow_by_name(dense, read_export(from));
@@ -124,13 +125,13 @@ void MessageDevicesOf::borrow_by_name(const at::Tensor& dense, const device::Exp
     if (error.code() == Code::kCorrupt) throw;
     unopened = error;
   }
-  if (must_not_block_) {
+  if (terms_.must_not_block) {
     room_->routes().note_come(peer_, 0 - come_);  // it will be read again
     throw WouldBlock();
   }
-  const Buffer bytes =
-      room_->routes().fetch_unopened(peer_, lent, stream.device, *unopened, deadline_, over_);
-  farspan::copy_from_host(*room_, stream, dense.mutable_data_ptr(), bytes, deadline_);
+  const Buffer bytes = room_->routes().fetch_unopened(peer_, lent, stream.device, *unopened,
+                                                      terms_.deadline, terms_.given_up);
+  farspan::copy_from_host(*room_, stream, dense.mutable_data_ptr(), bytes, terms_.deadline);
 }
 
 void MessageDevicesOf::borrow_local(const at::Tensor& dense, uint64_t id) {
@@ -153,13 +154,13 @@ void MessageDevicesOf::borrow_local(const at::Tensor& dense, uint64_t id) {
 }
 
 void MessageDevicesOf::copy_from_host(const at::Tensor& dense, const Buffer& bytes) {
-  if (drops_bytes_) return;
+  if (terms_.drops_bytes) return;
   if (dense.device().is_cpu()) {
     std::memcpy(dense.mutable_data_ptr(), bytes.data(), bytes.size());
     return;
   }
   farspan::copy_from_host(*room_, current_stream(dense.device()), dense.mutable_data_ptr(), bytes,
-                          deadline_);
+                          terms_.deadline);
 }
 
 }  // namespace farspan

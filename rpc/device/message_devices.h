@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include <farspan/rpc/device/device_room.h>
 
@@ -12,12 +11,10 @@ namespace farspan {
 
 class MessageDevicesOf final : public MessageDevices {
  public:
-  MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way);
+  MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way,
+                   const DeviceTerms& terms);
   ~MessageDevicesOf() override;
 
-  void set_deadline(Deadline deadline) override { deadline_ = deadline; }
-  void set_place(int place) override { place_ = place; }
-  void use_host_if_unmapped() override { host_if_unmapped_ = true; }
   int place_there(at::Device here) override;
   bool lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) override;
   Buffer copy_to_host(const at::Tensor& dense) override;
@@ -25,9 +22,6 @@ class MessageDevicesOf final : public MessageDevices {
   void borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) override;
   void copy_from_host(const at::Tensor& dense, const Buffer& bytes) override;
   std::shared_ptr<LentMemory> lent() override;
-  void must_not_block() override { must_not_block_ = true; }
-  void wait_at_most_until(Future<void> over) override { over_ = std::move(over); }
-  void drop_bytes() override { drops_bytes_ = true; }
   void keep_until_copied(std::shared_ptr<void> borrowed) override {
     borrowed_ = std::move(borrowed);
   }
@@ -42,11 +36,8 @@ class MessageDevicesOf final : public MessageDevices {
   const std::shared_ptr<DeviceRoom> room_;
   const int peer_;
   const MessageWay way_;
-  Deadline deadline_;
-  std::optional<int> place_;
-  bool host_if_unmapped_ = false, must_not_block_ = false, drops_bytes_ = false;
+  const DeviceTerms& terms_;
   uint64_t come_ = 0;  // bytes from device to device, as far as it was read
-  std::optional<Future<void>> over_;
   std::shared_ptr<Lent> lent_;
   std::shared_ptr<void> borrowed_;
 };

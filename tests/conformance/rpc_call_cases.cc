@@ -430,14 +430,15 @@ TEST_P(RpcSuite, ANestedCallEndsWithTheCallThatItServes) {
 TEST_P(RpcSuite, EveryCallThatHasEndedIsTimedHoweverItEnded) {
   start();
   const CallTimes before = w0().call_times();
-  const uint64_t sent_before = w0().counters().calls_sent;
+  const agent::MessengerCounters counted = w0().counters();
   for (int i = 0; i < 4; ++i) w0().rpc_sync("w1", doze, 30);
   error_of([&] { w0().rpc_sync("w1", fail_with, "no"); });
   error_of([&] { w0().rpc_sync("w1", CallOptions{.timeout = 30ms}, pass_gate_later, 1); });
   CallTimes times = w0().call_times();
   for (size_t i = 0; i < before.counts.size(); ++i) times.counts[i] -= before.counts[i];
   EXPECT_EQ(times.count(), 6u);
-  EXPECT_EQ(times.count(), w0().counters().calls_sent - sent_before);
+  EXPECT_EQ(times.count(), w0().counters().calls_sent - counted.calls_sent);
+  EXPECT_EQ(w0().counters().calls_failed - counted.calls_failed, 2u);
   // Expect: all but one took 30 ms or more, within the histogram's 4 %.
   EXPECT_GE(times.quantile(2.0 / 6), 28ms);
 }

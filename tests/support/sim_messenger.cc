@@ -59,7 +59,6 @@ class SimMessenger::Call final : public agent::ReplyHandler {
     end([&] { handler_->on_reply(std::move(reply)); });
   }
   void on_error(const Error& why) noexcept override {
-    ++owner_.counters_.errors;
     end([&] { handler_->on_error(why); });
   }
 
@@ -144,7 +143,7 @@ bool SimMessenger::cancel(int to, const agent::ReplyHandler& handler) {
   if (!alive() || line == lines_.end() || call == waiting_.end()) return false;
   const auto taken = line->second->pending.take_that_of(*call->second);
   if (!taken.handler) return false;
-  taken.handler->on_error(Error(Code::kCancelled, "its caller has given it up"));
+  taken.handler->on_error(given_up());
   return true;
 }
 
