@@ -154,6 +154,7 @@ void MemoryPool::drop_unused() noexcept {
       std::vector<Idle>& blocks = idle_[size_class].blocks;
       const auto left = std::find_if(blocks.begin(), blocks.end(),
                                      [&](const Idle& idle) { return idle.since > latest; });
+      dropped.reserve(dropped.size() + static_cast<size_t>(left - blocks.begin()));
       for (auto idle = blocks.begin(); idle != left; ++idle) {
         dropped.push_back({idle->block, size_class});
       }

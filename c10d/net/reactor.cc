@@ -112,6 +112,7 @@ void Reactor::stop() {
 void Reactor::add(const std::shared_ptr<Source>& source) {
   {
     MutexLock lock(sources_mutex_);
+    if (source->removed_.load()) return;  // by another thread, already
     source->key_ = next_key_++;
     sources_.emplace(source->key_, source);
   }

@@ -480,6 +480,7 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
     if (peer.line == connection) {
       peer.line = nullptr;
       peer.dialing = false;
+      peer.untold.push_back(connection.get());  // until those below have been told
     }
     if (peer.incoming == connection) peer.incoming = nullptr;
     if (stopped_) return;

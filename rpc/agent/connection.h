@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
+#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/mapped_blocks.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/net/shared_blocks.h>
@@ -209,6 +210,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void on_lane_end(Lane& lane, const Error& why) override;
   void pull(wire::InFrame&& frame);
   void map_blocks(wire::InFrame& frame);
+  void decline_blocks(wire::InFrame& frame);
   void on_pulled(wire::InFrame frame, int error);
   void on_offer(wire::InFrame&& frame);
   std::shared_ptr<void> borrow(uint64_t lease);
@@ -218,7 +220,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
   void agree_on_reading_locked(const wire::Hello& peer) FARSPAN_REQUIRES(mutex_);
-  void tell_about_route(const std::vector<std::string>& in_vain);
+  void tell_about_route(std::vector<std::string> in_vain);
+  LogLevel level_of(const std::vector<std::string>& in_vain);
   void stop_offering(uint64_t error);
   void note_unreadable(int error);
   bool ends_before_it_opens();

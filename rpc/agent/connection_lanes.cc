@@ -1,6 +1,7 @@
 // Large segments between hosts: they are offered as within a host, and come in pieces, by
 // connections beside the line, where there are some.
 #include <algorithm>
+#include <exception>
 #include <new>
 #include <span>
 #include <utility>
@@ -54,12 +55,8 @@ BytesMoved Connection::by_lanes_locked() const {
 // In turn, so that each lane has as much as the others. False: there is none yet, and these do not
 // wait for one.
 bool Connection::send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments) {
-  if (segments.empty()) return false;
   const std::vector<std::shared_ptr<Lane>> lanes = this->lanes();
-  if (lanes.empty()) {
-    if (!lanes_wanted_.exchange(true)) owner_.on_lanes_wanted(self());
-    return false;
-  }
+  if (lanes.empty()) return false;
   {
     MutexLock lock(mutex_);
     in_pieces_.insert(offer);
@@ -85,17 +82,26 @@ Buffer Connection::place_of(uint64_t offer, const wire::PieceHeader& piece, size
   return asked_.place(offer, piece, bytes);
 }
 
+// What is whole is delivered, whatever is wrong with the pieces behind.
 void Connection::on_pieces(std::vector<wire::InFrame> pieces) {
   std::vector<wire::InFrame> whole;
-  for (const wire::InFrame& piece : pieces) {
-    const wire::PieceHeader header = piece_header(piece);
-    auto frame = asked_.came(piece.header.request_id, header, piece.segments.front());
-    if (!frame) continue;
-    send_about_offer(wire::Kind::kTaken, frame->offer.id, 0);
-    be_whole(*frame);
-    whole.push_back(std::move(*frame));
+  whole.reserve(pieces.size());
+  std::exception_ptr wrong;
+  try {
+    for (const wire::InFrame& piece : pieces) {
+      const wire::PieceHeader header = piece_header(piece);
+      const uint64_t offer = piece.header.request_id;
+      auto frame = asked_.came(offer, header, piece.segments.front());
+      if (!frame) continue;
+      be_whole(*frame);
+      whole.push_back(std::move(*frame));
+      send_about_offer(wire::Kind::kTaken, offer, 0);
+    }
+  } catch (...) {
+    wrong = std::current_exception();
   }
   if (!whole.empty()) deliver_all(std::move(whole));
+  if (wrong) std::rethrow_exception(wrong);
 }
 
 void Connection::forget_pieces(uint64_t offer) {

@@ -69,10 +69,17 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
   may_hand_over_.store(peer.features & wire::kMapsBlocks);
 }
 
+// What both workers allow, and the system does not, is seen where nothing else was asked for: once.
+LogLevel Connection::level_of(const std::vector<std::string>& in_vain) {
+  const bool is_news = !in_vain.empty() && owner_.is_news(peer_.rank, in_vain);
+  return is_news ? LogLevel::kWarning : LogLevel::kInfo;
+}
+
 // Once it is open. An ASK for no offer says that nothing offered could be read.
-void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
-  const bool is_worse = !in_vain.empty() && owner_.is_news(peer_.rank, in_vain);
+void Connection::tell_about_route(std::vector<std::string> in_vain) {
   const Route route = this->route();
+  const bool may_not_read = attaches_ && !route.reads_memory && stream_->peer_process() != 0;
+  if (may_not_read) in_vain.push_back(route.why_not_read);
   std::string text = "worker '" + route.worker + "' is reached through " + route.transport;
   for (const std::string& why : route.refused) text += "; not " + why;
   if (stream_->is_local()) {
@@ -80,7 +87,7 @@ void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
                 ? "; large tensors are read out of memory"
                 : "; no tensors are read out of memory: " + route.why_not_read;
   }
-  log(is_worse ? LogLevel::kWarning : LogLevel::kInfo, "agent", text);
+  log(level_of(in_vain), "agent", text);
   if (stream_->is_local() && attaches_ && !route.reads_memory) {
     send_about_offer(wire::Kind::kAsk, 0, EPERM);
   }
@@ -114,7 +121,7 @@ void Connection::stop_offering(uint64_t error) {
           why, "look at that worker's log, or use CrossMemoryAttach::kAllowed")) {
     return;
   }
-  log(LogLevel::kInfo, "agent",
+  log(level_of({why}), "agent",
       "worker '" + peer_.name + "': no tensors are read out of memory: " + why);
 }
 
@@ -131,7 +138,7 @@ void Connection::note_unreadable(int error) {
           why, "look at what has changed for this process, or use CrossMemoryAttach::kAllowed")) {
     return;
   }
-  log(LogLevel::kInfo, "agent",
+  log(level_of({why}), "agent",
       "worker '" + peer_.name + "': its tensors are not read out of memory: " + why);
 }
 
@@ -155,9 +162,10 @@ void Connection::send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
 
 // Other threads of the reactor may help, and the last one delivers the frame.
 void Connection::pull(wire::InFrame&& frame) {
-  if (!attaches_ && !has_lanes_) {
+  if (!attaches_ && (!has_lanes_ || !frame.handed_over.empty())) {
     return close(Error(Code::kCorrupt, "it offers its memory, which was not agreed on"));
   }
+  if (readable_process_ == 0) decline_blocks(frame);
   deliveries_.fetch_add(1);
   // Which may be heard of before what tell_about_route() says.
   if (readable_process_ == 0) return on_pulled(std::move(frame), has_lanes_ ? kNotTried : EPERM);
@@ -180,6 +188,16 @@ void Connection::pull(wire::InFrame&& frame) {
   pull->run([&] { reactor_.run_elsewhere(std::make_unique<PullTask>(pull)); });
 }
 
+// Where this worker can read nothing of the peer's it maps nothing, either: the bytes are asked
+// for, and the blocks stay the peer's. It hands over until it hears that its offers are not read.
+void Connection::decline_blocks(wire::InFrame& frame) {
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (!frame.is_handed_over(i)) continue;
+    frame.segments[i] = Buffer::allocate(frame.segments[i].size());
+    send_about_offer(wire::Kind::kReturned, std::exchange(frame.handed_over[i].block, 0), 0);
+  }
+}
+
 // A block that cannot be mapped here is read like any other memory.
 //   throws  Error kCorrupt, kOverloaded: its line must end
 void Connection::map_blocks(wire::InFrame& frame) {
@@ -194,7 +212,8 @@ void Connection::map_blocks(wire::InFrame& frame) {
       mapped_bytes_.fetch_add(segment.size());
     } catch (const Error& why) {
       if (why.code() == Code::kCorrupt) throw;
-      log(LogLevel::kDebug, "agent",
+      const bool is_news = owner_.is_news(peer_.rank, {why.what()});
+      log(is_news ? LogLevel::kWarning : LogLevel::kDebug, "agent",
           "a block of worker '" + peer_.name + "' is copied: " + why.what());
       segment = mapped_blocks_->copy_for(place.block, Buffer::allocate(segment.size()));
       place.block = 0;
@@ -271,11 +290,15 @@ void Connection::on_ask(uint64_t id, uint64_t error) {
   // What was withdrawn cannot be read by anybody.
   const bool could_not = error != ESTALE && !has_lanes_;
   if (could_not && !offers_.segments_of(id).empty()) stop_offering(error);
+  bool lacks_lanes = false;
   {
     MutexLock lock(answering_);
-    if (error == 0 && send_in_pieces(id, offers_.segments_of(id))) return;
+    const bool by_lanes = has_lanes_ && error == 0 && !offers_.segments_of(id).empty();
+    if (by_lanes && send_in_pieces(id, offers_.segments_of(id))) return;
+    lacks_lanes = by_lanes;
     send_whole(id);
   }
+  if (lacks_lanes && !lanes_wanted_.exchange(true)) owner_.on_lanes_wanted(self());
   make_room();
 }
 
@@ -313,8 +336,8 @@ void Connection::be_whole(wire::InFrame& frame) noexcept {
 // The call is over, and what it offered may change: nothing of it leaves any more. The peer that
 // has asked for it, and waits, hears of it.
 void Connection::withdraw(uint64_t offer) {
-  offers_.withdraw(offer);
-  if (offer == 0 || (!outbox_.has_left() && !has_lanes_)) return;
+  const bool was_kept = offers_.withdraw(offer);  // else it has been taken, or sent
+  if (offer == 0 || (!was_kept && !outbox_.has_left() && !has_lanes_)) return;
   bool is_missed = false;
   {
     MutexLock lock(answering_);  // who is at it finds the offer withdrawn, or has handed it over

@@ -367,7 +367,9 @@ std::optional<Error> Agent::admit(const wire::Hello& hello, Welcome& welcome) {
   }
   const bool to_itself = hello.rank == options_.self.rank;
   const bool dials_first = peer.dialing && options_.self.rank < hello.rank;
-  const bool is_soon = dials_first || peer.reserved > 0 || !peer.untold.empty();
+  // The next one waits until all have been told that the last one has ended.
+  const bool is_untold = !peer.untold.empty() || (peer.line && peer.line->is_closed());
+  const bool is_soon = dials_first || peer.reserved > 0 || is_untold;
   if (!to_itself && (is_soon || (peer.line && peer.line->is_open()))) {
     return Error(Code::kAlreadyExists, "there is a line already, or is about to be");
   }

@@ -84,13 +84,22 @@ bool Greeting::pump(net::Role& role) noexcept {
     end(std::nullopt, std::move(failure), {});
     return true;
   }
-  Handshake::Action action = handshake_.on_frame(frames.front());
-  frames.erase(frames.begin());
-  perform(std::move(action), std::move(frames));
+  perform(handshake_.on_frame(frames.front()));
   return true;
 }
 
-void Greeting::perform(Handshake::Action action, std::vector<wire::InFrame> rest) {
+// What has come behind the handshake is looked at when the peer is known.
+void Greeting::perform(Handshake::Action action) {
+  std::vector<wire::InFrame> rest;
+  try {
+    if (!action.failure) reader_->advance(0, rest);
+  } catch (const Error& e) {
+    action = {};
+    action.failure = e;
+  } catch (const std::bad_alloc&) {
+    action = {};
+    action.failure = Error(Code::kOverloaded, "no memory for what came behind a handshake");
+  }
   if (action.send && send(*action.send) == Outbox::State::kBroken && !action.failure) {
     action.peer.reset();
     action.failure = Error(Code::kDisconnected, "closed during the handshake");

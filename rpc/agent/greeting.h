@@ -53,7 +53,7 @@ class Greeting final : public net::Source {
 
  private:
   Outbox::State send(const Handshake::Action::Send& message);
-  void perform(Handshake::Action action, std::vector<wire::InFrame> rest);
+  void perform(Handshake::Action action);
   void end(std::optional<wire::Hello> peer, std::optional<Error> failure,
            std::vector<wire::InFrame> rest);
 

@@ -94,16 +94,17 @@ void Offers::take_back_unsent(std::span<const uint64_t> requests) noexcept {
   }
 }
 
-void Offers::withdraw(uint64_t id) noexcept {
+bool Offers::withdraw(uint64_t id) noexcept {
   Kept kept;
   {
     MutexLock lock(mutex_);
     const auto found = kept_.find(id);
-    if (found == kept_.end()) return;
+    if (found == kept_.end()) return false;
     kept = std::move(found->second);
     kept_.erase(found);
   }
   release(std::move(kept));
+  return true;
 }
 
 std::vector<Buffer> Offers::segments_of(uint64_t id) const {

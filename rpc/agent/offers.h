@@ -39,8 +39,8 @@ class Offers {
   uint64_t make(wire::OutFrame& frame, uint64_t from, bool hand_over = false);
   // The request that the frame of this offer became.
   void belongs_to(uint64_t request, uint64_t id);
-  // The peer has read it, or need not any more.
-  void withdraw(uint64_t id) noexcept;
+  // The peer has read it, or need not any more. False: it was withdrawn before.
+  bool withdraw(uint64_t id) noexcept;
   // For a peer that cannot read them. Empty: withdrawn before.
   std::vector<Buffer> segments_of(uint64_t id) const;
   // The peer has let go of a block.

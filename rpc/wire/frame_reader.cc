@@ -68,10 +68,13 @@ struct FrameReader::Table {
 };
 
 FrameReader::FrameReader(FrameLimits limits, Allocate allocate)
-    : FrameReader(limits, limits, std::move(allocate)) {}
+    : later_limits_(limits), limits_(limits), allocate_(std::move(allocate)), slab_(kSlabBytes) {}
 
 FrameReader::FrameReader(FrameLimits first, FrameLimits limits, Allocate allocate)
-    : later_limits_(limits), limits_(first), allocate_(std::move(allocate)), slab_(kSlabBytes) {}
+    : FrameReader(limits, std::move(allocate)) {
+  limits_ = first;
+  is_first_of_stranger_ = true;
+}
 
 int FrameReader::want(iovec places[2]) noexcept {
   int count = 0;
@@ -103,6 +106,7 @@ void FrameReader::advance(size_t bytes, std::vector<InFrame>& frames) {
     limits_ = later_limits_;
     frames.push_back(std::move(frame_));
     frame_ = InFrame{};
+    if (std::exchange(is_first_of_stranger_, false)) break;
   }
   if (begin_ == end_) begin_ = end_ = 0;
 }

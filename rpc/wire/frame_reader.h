@@ -21,7 +21,8 @@ class FrameReader {
   // `allocate` gives the destination of a large segment, 64-byte aligned.
   using Allocate = std::function<Buffer(size_t bytes)>;
   FrameReader(FrameLimits limits, Allocate allocate);
-  // With other limits for the first frame, which comes from somebody who is not known yet.
+  // With other limits for the first frame, which comes from somebody who is not known yet: what
+  // comes behind it is not looked at before advance() is called again.
   FrameReader(FrameLimits first, FrameLimits limits, Allocate allocate);
 
   // Asked before `allocate`, with the frame as far as it has been read: where this large segment
@@ -33,7 +34,8 @@ class FrameReader {
   // Where to read to next: at most two places, in order.
   int want(iovec places[2]) noexcept;
 
-  // Tells that `bytes` were read to where want() said; appends the frames that are whole now.
+  // Tells that `bytes`, or none, were read to where want() said; appends the frames that are whole
+  // now.
   //   throws  Error kCorrupt: the frame breaks the protocol or a limit. The reader is of no use
   //           after that; the connection must be closed.
   void advance(size_t bytes, std::vector<InFrame>& frames);
@@ -61,6 +63,7 @@ class FrameReader {
 
   const FrameLimits later_limits_;
   FrameLimits limits_;  // of the next frame
+  bool is_first_of_stranger_ = false;
   const Allocate allocate_;
   Place place_;
   std::vector<std::byte> slab_;  // [begin_, end_) is read, but not yet parsed

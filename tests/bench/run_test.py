@@ -172,8 +172,10 @@ class RunTest(unittest.TestCase):
     def test_our_figure_is_judged_also_where_no_peer_is(self):
         for name in ("pytorch_rpc", "grpc_unary"):
             (self.programs / name).unlink()
-        self.assertRegex(self.bench("--rounds", "1").stdout,
-                         r"\nhand over 256 MiB shm +us +10 .* <= 100 us met\n")
+        done = self.bench("--rounds", "1", "--check")
+        self.assertRegex(done.stdout, r"\nhand over 256 MiB shm +us +10 .* <= 100 us met\n")
+        self.assertRegex(done.stdout, r"\nsmall call p50 tcp .* >= 4 pytorch not judged, <= 14 us met\n")
+        self.assertIn("small call p50 tcp: pytorch was not measured, the goal is >= 4 pytorch\n", done.stderr)
 
     def test_a_goal_may_be_a_multiple_of_our_figure_in_another_case(self):
         for slowest, echo, word in ((30, 9, "met"), (31, 8.9, "MISSED")):

@@ -35,6 +35,7 @@ namespace {
 using namespace std::chrono_literals;
 using at::Tensor;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr Millis kLong{60'000};
 constexpr int64_t kNumbers = 1 << 20;  // 8 MiB
@@ -120,7 +121,12 @@ void make_calls(Worker& worker, int64_t first, int count, Calls& calls) {
 // could not from the beginning.
 int call_and_tell() {
   const auto worker = init_rpc("caller", options_of_variables());
-  rpc_sync("server", CallOptions{kLong}, exchange, pattern(0, 1), 0);
+  // Given away before the server has said, or not, that it cannot have that.
+  Tensor first = empty_shared({kNumbers}, at::kLong);
+  at::arange_out(first, 0, kNumbers, 1);
+  const Tensor answer =
+      rpc_sync("server", CallOptions{kLong}, exchange_shared, std::move(first), 0);
+  if (!at::equal(answer, pattern(1, kNumbers))) std::printf("a wrong first answer\n");
   const int forbid_after = std::atoi(std::getenv("TEST_FORBID_AFTER"));
   const int count = std::atoi(std::getenv("TEST_CALLS"));  // of each thread
   // What the server found out when the line opened comes a little after its first answer.
@@ -173,6 +179,7 @@ class AttachRefusedByTheSystem : public ::testing::TestWithParam<const char*> {
     EXPECT_EQ(end.status, 0) << end.output;
     const Process::End server_end = server.wait(kLong);
     EXPECT_EQ(server_end.status, 0) << server_end.output;
+    EXPECT_THAT(end.output, Not(HasSubstr("a wrong first answer")));
     const std::string all = std::to_string(kThreads * calls + 4);
     EXPECT_THAT(end.output, HasSubstr("filter: 0; " + all + " answered, 0 failed, " + all +
                                       " arguments; 0 wrong answers, 0 wrong arguments; nothing is "
@@ -193,6 +200,9 @@ TEST_P(AttachRefusedByTheSystem, FromTheBeginningEverythingTravels) {
                                 "why: this worker cannot read its memory: Operation not "
                                 "permitted\n"));
   EXPECT_THAT(output, HasSubstr(std::string("before: reads, ") + kItCannot));
+  // Seen where nothing was asked for.
+  EXPECT_THAT(output, HasSubstr("worker 'server': no tensors are read out of memory: it cannot "
+                                "read this worker's memory: Operation not permitted"));
   // Nor does the server offer anything, since it has no way to tell a reader from others.
   EXPECT_THAT(output, HasSubstr(std::string("\nafter: reads, ") + kItCannot));
 }

@@ -308,6 +308,15 @@ TEST(IdleMemory, GoesBackToTheSystemAfterAWhile) {
   EXPECT_TRUE(eventually([&] { return held() < kBytes / 2; })) << held();
 }
 
+TEST(IdleMemory, ThatCouldBeSharedGoesBackToTheSystem) {
+  Workers workers{WorkersOptions{}};
+  const CurrentWorker current(workers[0]);
+  const auto idle = [&] { return static_cast<int64_t>(workers[0].counters().idle_shared_memory); };
+  empty_shared({64 * kMiB}, at::kByte).fill_(1);
+  EXPECT_GE(idle(), 64 * kMiB);
+  EXPECT_TRUE(eventually([&] { return idle() == 0; }, 60s)) << idle();
+}
+
 TEST(EmptyShared, IsATensorLikeOthers) {
   Workers workers{WorkersOptions{}};
   const CurrentWorker current(workers[0]);

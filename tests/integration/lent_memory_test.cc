@@ -402,6 +402,7 @@ TEST_P(LentMemory, IsNotReadByWhoWasGivenUpForHisSilence) {
     goes_on = eventually([&] { return !is_lost(); }, 20s) && goes_on;
     EXPECT_TRUE(goes_on) << "no answers any more; it wrote:\n" << caller.output();
   }
+  EXPECT_GE(stopped, std::min(stops, 10)) << "in 30 s";
   caller.signal(SIGUSR1);
   const Process::End end = caller.wait(60s);
   EXPECT_EQ(end.status, 0) << end.output;

@@ -40,23 +40,33 @@ constexpr size_t kSmall = 64;
 constexpr size_t kSmallCalls = 20'000;
 constexpr size_t kSocketsNeverWin = 1UL << 20;  // on one host: process_vm_readv is twice as fast
 
+// What is sent lies in ordinary pages, as tensors do. What is received, in huge ones where the
+// system has some for who asks, as the best program would have it.
+enum class Pages { kOrdinary, kHuge };
+
 // Memory of its own, with every page touched.
 class Block {
  public:
-  explicit Block(size_t size, bool touched = true) : size_(size) {
-    void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    require(at != MAP_FAILED, "mmap");
-    data_ = static_cast<char*>(at);
+  explicit Block(size_t size, Pages pages = Pages::kOrdinary, bool touched = true)
+      : size_(size + kHugePage) {
+    all_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(all_ != MAP_FAILED, "mmap");
+    const auto begin = reinterpret_cast<uintptr_t>(all_);
+    data_ = static_cast<char*>(all_) + (-begin % kHugePage);
+    if (pages == Pages::kHuge) madvise(data_, size, MADV_HUGEPAGE);
     if (touched) std::memset(data_, 1, size);
   }
-  ~Block() { munmap(data_, size_); }
+  ~Block() { munmap(all_, size_); }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   char* data() const { return data_; }
 
  private:
-  char* data_;
+  static constexpr size_t kHugePage = 2UL << 20;
+
   size_t size_;
+  void* all_;
+  char* data_;
 };
 
 // Two connected stream sockets: unix, or TCP over loopback.
@@ -121,7 +131,7 @@ std::vector<double> exchange(std::string_view transport, size_t size, size_t cal
                              bool after_pauses = false) {
   const SocketPair pair(transport);
   const Child echo([&] {
-    const Block block(size);
+    const Block block(size, Pages::kHuge);
     while (receive(pair.there, block.data(), size, waiting)) {
       send_all(pair.there, block.data(), kSmall);
     }
@@ -138,7 +148,7 @@ std::vector<double> exchange(std::string_view transport, size_t size, size_t cal
 // Microseconds for process_vm_readv of `size` warm bytes by `readers` threads (1 or 2), which
 // share the work in chunks.
 std::vector<double> read_other_process(size_t size, size_t calls, int readers, size_t chunk) {
-  const Block source(size), target(size);
+  const Block source(size), target(size, Pages::kHuge);
   const Child child([] { pause(); });
   std::atomic<size_t> next{0};
   std::atomic<size_t> turn{0}, helped{0};
@@ -193,7 +203,7 @@ std::vector<double> copy_through_ring(size_t size, size_t calls) {
   const Shared<Ring> shared;
   Ring& ring = *shared;
   const Child child([&] {
-    const Block target(size);
+    const Block target(size, Pages::kHuge);
     for (size_t chunk = 0;; ++chunk) {
       while (ring.filled.load(std::memory_order_acquire) == chunk) continue;
       std::memcpy(target.data() + chunk * kChunk % size, ring.chunks[chunk % kChunks].data(),
@@ -300,7 +310,7 @@ void report_machine() {
          "GB/s");
   std::vector<double> fresh;
   for (size_t i = 0; i < kCalls; ++i) {
-    const Block untouched(kSize, false);
+    const Block untouched(kSize, Pages::kOrdinary, false);
     fresh.push_back(
         times_of(1, [&] { std::memcpy(untouched.data(), source.data(), kSize); }).front());
   }

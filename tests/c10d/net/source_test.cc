@@ -86,6 +86,14 @@ TEST(Source, ARemovedOneIsNotRead) {
   EXPECT_EQ(mailbox->received(), 0u);
 }
 
+TEST(Source, OneThatWasRemovedBeforeItIsAddedIsNotKept) {
+  auto mailbox = std::make_shared<Mailbox>();
+  Stopped stopped;
+  stopped.reactor.remove(*mailbox);
+  stopped.reactor.add(mailbox);
+  EXPECT_EQ(mailbox.use_count(), 1);
+}
+
 TEST(Source, IsFlushedWhenThereIsRoom) {
   auto mailbox = std::make_shared<Mailbox>();
   Stopped stopped;

@@ -94,6 +94,26 @@ class BrokenLine : public ::testing::Test {
   agent::Agent agent_;
 };
 
+// Else what comes by the next line may be taken for something of the last one.
+TEST_F(BrokenLine, TheNextOneWaitsUntilAllHaveBeenToldOfItsEnd) {
+  const Promise<void> told, go_on;
+  agent_.on_worker_lost([told, go_on](int, const Error&) {
+    told.set_value();
+    go_on.future().wait_for(Millis(20'000));
+  });
+  open_and_break(unix_streams_);
+  ASSERT_TRUE(told.future().wait_for(Millis(20'000)));
+  const auto answer_to_hello = [&] {
+    Stranger dialler(agent_.record().endpoints.at(0));
+    dialler.say(hello_frame(other_));
+    const auto reply = dialler.hear();
+    return reply ? reply->header.kind : wire::Kind::kHello;
+  };
+  EXPECT_EQ(answer_to_hello(), wire::Kind::kRefuse);
+  go_on.set_value();
+  EXPECT_TRUE(eventually([&] { return answer_to_hello() == wire::Kind::kWelcome; }));
+}
+
 TEST_F(BrokenLine, CallsThatHaveNotLeftItGoByTheNextOne) {
   constexpr size_t kWaiting = 4;
   const auto first = call(kConnectionLimit * 9 / 10);

@@ -342,6 +342,35 @@ TEST_F(StrangersLaneTest, ALaneThatBringsWhatItShouldNotEnds) {
   }
 }
 
+TEST_F(StrangersLaneTest, WhatIsWholeIsDeliveredWhateverIsBehindIt) {
+  EXPECT_TRUE(eventually([&] { return agent_.counters().connections == 1; }));
+  const auto lane = dial_lane(77);
+  const Bytes large = pattern(70'000, 3);
+  RawFrame request = offering(large.size());
+  request.flags = 8;
+  line_->say(request);
+  ASSERT_TRUE(line_->hear());
+  Bytes both = to_bytes(piece(0, 0, large));
+  append(both, to_bytes(piece(0, 5, Bytes(100))));
+  lane->say(both);
+  ASSERT_TRUE(brought_.future().wait_for(seconds(20)));
+  EXPECT_EQ(brought_.future().value(), large);
+  const auto taken = line_->hear();
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(taken->header.kind, wire::Kind::kTaken);
+}
+
+TEST_F(StrangersLaneTest, NothingIsHandedOverBetweenHosts) {
+  RawFrame request = offering(1 << 20);
+  request.flags = 8 | 16;
+  request.offer.insert(request.offer.end(), {7, 1 << 20, 3, 0});  // a block
+  line_->say(request);
+  const auto end = line_->hear();
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->header.kind, wire::Kind::kLineEnd);
+  EXPECT_FALSE(line_->hear());
+}
+
 // What the agent offers to a worker there, who has asked for it, goes on two lanes.
 class LostLaneTest : public StrangersLaneTest {
  protected:

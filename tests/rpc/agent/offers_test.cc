@@ -137,11 +137,11 @@ TEST(Offers, KeepsWhatIsLargeAndHasAnOwnerUntilItIsWithdrawn) {
   frame.segments.clear();
   EXPECT_EQ(large.owner().use_count(), 2);
 
-  offers.withdraw(id);
+  EXPECT_TRUE(offers.withdraw(id));
   EXPECT_EQ(large.owner().use_count(), 1);
   EXPECT_EQ(offers.count(), 0u);
   EXPECT_EQ(offers.bytes(), 0u);
-  offers.withdraw(id);  // again: nothing
+  EXPECT_FALSE(offers.withdraw(id)) << "once is enough";
   EXPECT_TRUE(offers.segments_of(id).empty());
 }
 
@@ -212,7 +212,7 @@ TEST(Pull, WhatWasWithdrawnMeanwhileIsNotTaken) {
   auto sent = frame_of({Buffer::copy_of(pattern(kFrom))});
   const uint64_t id = offers.make(sent, kFrom);
   const auto frame = received(sent);
-  offers.withdraw(id);
+  EXPECT_TRUE(offers.withdraw(id));
   std::fill_n(sent.segments[0].data(), kFrom, std::byte{0xee});  // as its next user does
   Ended ended;
   Pull(getpid(), frame, kPatience, ended.callback()).run();
@@ -231,7 +231,7 @@ TEST(Pull, WhatWasWithdrawnAndGivenBackToTheSystemIsLateToo) {
   const uint64_t id = offers.make(sent, kFrom);
   const auto frame = received(sent);
   sent.segments.clear();
-  offers.withdraw(id);
+  EXPECT_TRUE(offers.withdraw(id));
   Ended ended;
   Pull(getpid(), frame, kPatience, ended.callback()).run();
   EXPECT_EQ(ended.error, ESTALE);

@@ -112,13 +112,8 @@ inline Bytes to_bytes(const RawFrame& frame) {
 // A reader, and what it asked for and gave.
 class Reading {
  public:
-  explicit Reading(wire::FrameLimits limits = {}) : Reading(limits, limits) {}
-  Reading(wire::FrameLimits first, wire::FrameLimits limits)
-      : reader_(first, limits, [this](size_t size) {
-          allocated_ += size;
-          largest_ = std::max(largest_, size);
-          return Buffer::allocate(size);
-        }) {}
+  explicit Reading(wire::FrameLimits limits = {}) : reader_(limits, counted()) {}
+  Reading(wire::FrameLimits first, wire::FrameLimits limits) : reader_(first, limits, counted()) {}
 
   // What a stream does that has these bytes to give: fills the wanted places in order, but moves no
   // more than `most` bytes at a time.
@@ -153,11 +148,19 @@ class Reading {
   }
 
   wire::FrameReader& reader() { return reader_; }
+  void read_on() { reader_.advance(0, frames_); }
   const std::vector<wire::InFrame>& frames() const { return frames_; }
   size_t allocated() const { return allocated_; }  // bytes asked for outside of the frames' blocks
   size_t largest() const { return largest_; }
 
  private:
+  wire::FrameReader::Allocate counted() {
+    return [this](size_t size) {
+      allocated_ += size;
+      largest_ = std::max(largest_, size);
+      return Buffer::allocate(size);
+    };
+  }
   size_t allocated_ = 0, largest_ = 0;
   wire::FrameReader reader_;
   std::vector<wire::InFrame> frames_;
