@@ -270,6 +270,23 @@ TEST_F(MistakenOfferTest, IsToldAtOnceAndNothingIsOffered) {
   EXPECT_EQ(bytes_.future().value(), large_);
 }
 
+TEST_F(MistakenOfferTest, WhatIsHandedOverAllTheSameIsGivenBackAndAskedFor) {
+  ASSERT_TRUE(stranger_->hear());
+  RawFrame request = offering(large_);
+  request.flags |= 16;
+  constexpr uint64_t kBlock = 70;
+  request.offer.insert(request.offer.end(), {0, 0, 0, 0, kBlock, 1 << 20, 3, 0});
+  stranger_->say(request);
+  const wire::InFrame returned = stranger_->hear().value(), ask = stranger_->hear().value();
+  EXPECT_EQ(returned.header.kind, wire::Kind::kReturned);
+  EXPECT_EQ(returned.header.request_id, kBlock);
+  EXPECT_EQ(ask.header.kind, wire::Kind::kAsk);
+  EXPECT_EQ(ask.header.request_id, 7u);
+  stranger_->say(about_offer(kBytes, 7, {large_}));
+  ASSERT_TRUE(bytes_.future().wait_for(seconds(20)));
+  EXPECT_EQ(bytes_.future().value(), large_);
+}
+
 struct RequiredReadingTest : ConnectionTest, ::testing::WithParamInterface<uint64_t> {
   RequiredReadingTest()
       : ConnectionTest({.cross_memory_attach = CrossMemoryAttach::kRequired}, GetParam()) {}
