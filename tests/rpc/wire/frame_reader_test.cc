@@ -369,7 +369,7 @@ TEST(FrameLimits, TheFirstFrameMayHaveItsOwn) {
     Bytes stream = to_bytes(small);
     append(stream, to_bytes(large));
     reading.feed(stream);
-    expect_all(reading, {small});
+    EXPECT_EQ(reading.frames().size(), 1u);
     EXPECT_EQ(reading.allocated(), 0u) << "whoever sends it is not known yet";
     reading.read_on();
     expect_all(reading, {small, large});
