@@ -504,8 +504,8 @@ bool Agent::is_news(int rank, const std::vector<std::string>& in_vain) {
                          [](char c) { return c < '0' || c > '9'; });
   }
   MutexLock lock(mutex_);
-  if (rank < 0 || static_cast<size_t>(rank) >= peers_.size()) return true;
-  auto& told = peers_[static_cast<size_t>(rank)].told;
+  const bool is_known = rank >= 0 && static_cast<size_t>(rank) < peers_.size();
+  auto& told = is_known ? peers_[static_cast<size_t>(rank)].told : told_of_any_;
   if (told.size() >= kMostReasons) told.clear();  // some are the peer's own words
   return told.insert(std::move(reasons)).second;
 }

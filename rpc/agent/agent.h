@@ -172,6 +172,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   mutable Mutex mutex_;
   bool stopped_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::vector<Peer> peers_ FARSPAN_GUARDED_BY(mutex_);
+  std::set<std::string> told_of_any_ FARSPAN_GUARDED_BY(mutex_);  // as Peer::told
   std::vector<std::weak_ptr<Greeting>> greetings_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<OnReached> on_reached_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<OnLost> on_lost_ FARSPAN_GUARDED_BY(mutex_);

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
-#include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/mapped_blocks.h>
 #include <farspan/c10d/net/reactor.h>
 #include <farspan/c10d/net/shared_blocks.h>
@@ -44,8 +43,9 @@ class ConnectionOwner {
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
   // Large segments leave: lanes would carry them, and there are none. Once for a connection.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
-  // Whether it was not said before that better ways to this peer were tried in vain for these
-  // reasons.
+  // Whether it was not said before that better ways to this peer, or to any, were tried in vain for
+  // these reasons.
+  static constexpr int kAnyPeer = -1;
   virtual bool is_news(int peer, const std::vector<std::string>& in_vain) = 0;
 
  protected:
@@ -220,8 +220,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void drop(const wire::FrameHeader& withdrawn);
   uint64_t offer(wire::OutFrame& frame);
   void agree_on_reading_locked(const wire::Hello& peer) FARSPAN_REQUIRES(mutex_);
-  void tell_about_route(std::vector<std::string> in_vain);
-  LogLevel level_of(const std::vector<std::string>& in_vain);
+  void tell_about_route(const std::vector<std::string>& in_vain);
+  void log_unreadable(const std::string& text, const std::string& why);
   void stop_offering(uint64_t error);
   void note_unreadable(int error);
   bool ends_before_it_opens();

@@ -16,6 +16,10 @@ namespace {
 // In place of an errno: bytes that are to be sent, and come by lanes.
 constexpr int kNotTried = -1;
 
+constexpr const char* kLetThemRead =
+    "let processes of one user read each other (kernel.yama.ptrace_scope=0; in containers "
+    "--cap-add=SYS_PTRACE)";
+
 // A second thread for a large one. It may come when all has been read.
 class PullTask final : public net::Task {
  public:
@@ -69,17 +73,18 @@ void Connection::agree_on_reading_locked(const wire::Hello& peer) {
   may_hand_over_.store(peer.features & wire::kMapsBlocks);
 }
 
-// What both workers allow, and the system does not, is seen where nothing else was asked for: once.
-LogLevel Connection::level_of(const std::vector<std::string>& in_vain) {
-  const bool is_news = !in_vain.empty() && owner_.is_news(peer_.rank, in_vain);
-  return is_news ? LogLevel::kWarning : LogLevel::kInfo;
+// What both workers allow, and the system does not, is seen where nothing else was asked for: once,
+// for it is the same with all workers of the host.
+void Connection::log_unreadable(const std::string& text, const std::string& why) {
+  const bool is_news = owner_.is_news(ConnectionOwner::kAnyPeer, {why});
+  log(is_news ? LogLevel::kWarning : LogLevel::kInfo, "agent",
+      is_news ? text + "; " + kLetThemRead : text);
 }
 
 // Once it is open. An ASK for no offer says that nothing offered could be read.
-void Connection::tell_about_route(std::vector<std::string> in_vain) {
+void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
+  const bool is_worse = !in_vain.empty() && owner_.is_news(peer_.rank, in_vain);
   const Route route = this->route();
-  const bool may_not_read = attaches_ && !route.reads_memory && stream_->peer_process() != 0;
-  if (may_not_read) in_vain.push_back(route.why_not_read);
   std::string text = "worker '" + route.worker + "' is reached through " + route.transport;
   for (const std::string& why : route.refused) text += "; not " + why;
   if (stream_->is_local()) {
@@ -87,10 +92,13 @@ void Connection::tell_about_route(std::vector<std::string> in_vain) {
                 ? "; large tensors are read out of memory"
                 : "; no tensors are read out of memory: " + route.why_not_read;
   }
-  log(level_of(in_vain), "agent", text);
-  if (stream_->is_local() && attaches_ && !route.reads_memory) {
-    send_about_offer(wire::Kind::kAsk, 0, EPERM);
+  const bool is_refused = stream_->is_local() && attaches_ && !route.reads_memory;
+  if (is_refused && !is_worse && stream_->peer_process() != 0) {
+    log_unreadable(text, route.why_not_read);
+  } else {
+    log(is_worse ? LogLevel::kWarning : LogLevel::kInfo, "agent", text);
   }
+  if (is_refused) send_about_offer(wire::Kind::kAsk, 0, EPERM);
 }
 
 // No call is made on a line on which reading is required, and does not work.
@@ -98,8 +106,7 @@ bool Connection::ends_before_it_opens() {
   if (stream_->crosses_network() || reads_.load()) return false;
   return ends_where_reading_is_required(
       route().why_not_read,
-      "let processes of one user read each other (kernel.yama.ptrace_scope=0; in containers "
-      "--cap-add=SYS_PTRACE), or use CrossMemoryAttach::kAllowed");
+      std::string(kLetThemRead).append(", or use CrossMemoryAttach::kAllowed").c_str());
 }
 
 // False: it is not, and the bytes come some other way.
@@ -121,8 +128,7 @@ void Connection::stop_offering(uint64_t error) {
           why, "look at that worker's log, or use CrossMemoryAttach::kAllowed")) {
     return;
   }
-  log(level_of({why}), "agent",
-      "worker '" + peer_.name + "': no tensors are read out of memory: " + why);
+  log_unreadable("worker '" + peer_.name + "': no tensors are read out of memory: " + why, why);
 }
 
 // The peer is told with each ASK, and stops to offer.
@@ -138,8 +144,8 @@ void Connection::note_unreadable(int error) {
           why, "look at what has changed for this process, or use CrossMemoryAttach::kAllowed")) {
     return;
   }
-  log(level_of({why}), "agent",
-      "worker '" + peer_.name + "': its tensors are not read out of memory: " + why);
+  log_unreadable("worker '" + peer_.name + "': its tensors are not read out of memory: " + why,
+                 why);
 }
 
 uint64_t Connection::offer(wire::OutFrame& frame) {
@@ -165,7 +171,11 @@ void Connection::pull(wire::InFrame&& frame) {
   if (!attaches_ && (!has_lanes_ || !frame.handed_over.empty())) {
     return close(Error(Code::kCorrupt, "it offers its memory, which was not agreed on"));
   }
-  if (readable_process_ == 0) decline_blocks(frame);
+  try {
+    if (readable_process_ == 0) decline_blocks(frame);
+  } catch (const std::bad_alloc&) {
+    return close(Error(Code::kOverloaded, "no memory for what it hands over"));
+  }
   deliveries_.fetch_add(1);
   // Which may be heard of before what tell_about_route() says.
   if (readable_process_ == 0) return on_pulled(std::move(frame), has_lanes_ ? kNotTried : EPERM);
@@ -212,7 +222,7 @@ void Connection::map_blocks(wire::InFrame& frame) {
       mapped_bytes_.fetch_add(segment.size());
     } catch (const Error& why) {
       if (why.code() == Code::kCorrupt) throw;
-      const bool is_news = owner_.is_news(peer_.rank, {why.what()});
+      const bool is_news = owner_.is_news(ConnectionOwner::kAnyPeer, {why.what()});
       log(is_news ? LogLevel::kWarning : LogLevel::kDebug, "agent",
           "a block of worker '" + peer_.name + "' is copied: " + why.what());
       segment = mapped_blocks_->copy_for(place.block, Buffer::allocate(segment.size()));
@@ -293,8 +303,9 @@ void Connection::on_ask(uint64_t id, uint64_t error) {
   bool lacks_lanes = false;
   {
     MutexLock lock(answering_);
-    const bool by_lanes = has_lanes_ && error == 0 && !offers_.segments_of(id).empty();
-    if (by_lanes && send_in_pieces(id, offers_.segments_of(id))) return;
+    const std::vector<Buffer> segments = offers_.segments_of(id);
+    const bool by_lanes = has_lanes_ && error == 0 && !segments.empty();
+    if (by_lanes && send_in_pieces(id, segments)) return;
     lacks_lanes = by_lanes;
     send_whole(id);
   }

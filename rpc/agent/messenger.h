@@ -207,7 +207,8 @@ class Messenger {
   //   rejected  also kOverloaded, no thread can be had; kTimeout, the call's deadline has passed
   virtual void resume(CallContext call, std::function<void()> task, Rejected rejected) = 0;
 
-  // Told each time that a line to a worker ends or cannot be made; from any thread, must not block.
+  // Told each time that a line to a worker ends or cannot be made; from any thread, must not block,
+  // nor wait for that worker: calls to it go when all have been told.
   //   why  kShutdown: the worker has said goodbye, and its run is over; else it is out of reach and
   //        may be back on a new line, which nothing of the old one survives
   using OnLost = std::function<void(int rank, const Error& why)>;

@@ -87,6 +87,7 @@ WorkerOptions options_of_variables() {
   WorkerOptions options;
   options.transports = {way.transport};
   options.cross_memory_attach = way.attach;
+  options.shutdown_timeout = Millis(400'000);  // the server waits in there, as long as all is tried
   return options;
 }
 int number(const char* variable) { return std::atoi(std::getenv(variable)); }
