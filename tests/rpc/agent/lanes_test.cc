@@ -73,13 +73,16 @@ class LanesTest : public ::testing::Test {
   }
   virtual void on_request(const wire::InFrame&) {}
 
-  Future<wire::InFrame> call(std::vector<Buffer> segments,
-                             Deadline deadline = Deadline::after(seconds(60))) {
+  std::shared_ptr<Answer> ask(std::vector<Buffer> segments, Deadline deadline) {
     auto answer = std::make_shared<Answer>();
     wire::OutFrame frame;
     frame.segments = std::move(segments);
     here_.call(1, frame, deadline, answer, false);
-    return answer->future();
+    return answer;
+  }
+  Future<wire::InFrame> call(std::vector<Buffer> segments,
+                             Deadline deadline = Deadline::after(seconds(60))) {
+    return ask(std::move(segments), deadline)->future();
   }
   void expect_echo(const std::vector<Bytes>& segments) {
     std::vector<Buffer> buffers;
@@ -188,19 +191,23 @@ TEST_F(ExpiredCallTest, SendsNothingOfWhatComesAfterIt) {
   wrong_ = 0;
   came_ = 0;
   std::mt19937 random(1);
-  int expired = 0;
+  int expired = 0, cancelled = 0;
   for (int round = 0; round < repetitions(1000); ++round) {
     Buffer large = Buffer::allocate(kLarge);
     std::fill_n(large.data(), large.size(), std::byte{1});
     const auto in = std::chrono::microseconds(100 + random() % 6'000);
-    const auto answer = call({large}, Deadline::after(in));
+    const bool cancels = round % 2 == 1;
+    const auto handler = ask({large}, Deadline::after(cancels ? seconds(60) : in));
+    const auto answer = handler->future();
+    if (cancels && !answer.wait_until(Deadline::after(in))) cancelled += here_.cancel(1, *handler);
     ASSERT_TRUE(answer.wait_for(seconds(60)));
-    expired += answer.has_error();
+    expired += answer.has_error() && answer.error().code() == Code::kTimeout;
     std::fill_n(large.data(), large.size(), kOverwritten);
   }
   expect_echo({Bytes(kLarge, std::byte{3})});
   EXPECT_EQ(wrong_, 0);
   EXPECT_GT(expired, 0);
+  EXPECT_GT(cancelled, 0);
   EXPECT_GT(came_, 0);
   EXPECT_TRUE(eventually([&] {
     return here_.counters().requests_sent == there_.counters().requests_received;
