@@ -225,7 +225,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void stop_offering(uint64_t error);
   void note_unreadable(int error);
   bool ends_before_it_opens();
-  bool ends_where_reading_is_required(const std::string& why, const char* advice);
+  bool ends_where_reading_is_required(const std::string& why, const std::string& advice);
   void send_about_offer(wire::Kind kind, uint64_t id, uint64_t error,
                         std::vector<Buffer> segments = {});
   void send_instead(const wire::OutFrame& frame, const Error& why);

@@ -105,12 +105,11 @@ void Connection::tell_about_route(const std::vector<std::string>& in_vain) {
 bool Connection::ends_before_it_opens() {
   if (stream_->crosses_network() || reads_.load()) return false;
   return ends_where_reading_is_required(
-      route().why_not_read,
-      std::string(kLetThemRead).append(", or use CrossMemoryAttach::kAllowed").c_str());
+      route().why_not_read, std::string(kLetThemRead) + ", or use CrossMemoryAttach::kAllowed");
 }
 
 // False: it is not, and the bytes come some other way.
-bool Connection::ends_where_reading_is_required(const std::string& why, const char* advice) {
+bool Connection::ends_where_reading_is_required(const std::string& why, const std::string& advice) {
   if (options_.cross_memory_attach != CrossMemoryAttach::kRequired) return false;
   close(Error(Code::kUnavailable, "tensors cannot be read out of memory: " + why).advice(advice));
   return true;
