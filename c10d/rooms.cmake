@@ -201,7 +201,7 @@ function(farspan_test name)
     target_link_libraries(${name} PRIVATE farspan::tests_support_closes_of_libuv)
     target_link_options(${name} PRIVATE LINKER:--wrap=syscall)
   endif()
-  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+  add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" RUN_SERIAL ${arg_SERIAL}
     ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1")

@@ -208,10 +208,14 @@ TEST_P(RpcSuite, WhoWaitsForAContinuationIsBackInTime) {
   EXPECT_EQ(late.wait(60s), 2);
   if (!GetParam().real) return;  // whose one thread must not block
   const Promise<void> door;
-  const auto blocked = w0().rpc_async("w1", doze, 1).then([door] { door.future().wait(); });
+  const auto blocked =
+      w0().rpc_async("w1", pass_gate_later, 1).then([door](int64_t) { door.future().wait(60s); });
+  const auto opened =
+      w0().rpc_async("w1", open_gate);  // not before: else then() itself would block
   EXPECT_FALSE(blocked.wait_for(50ms));
   door.set_value();
   EXPECT_NO_THROW(blocked.wait(60s));
+  opened.wait();
 }
 
 TEST_P(RpcSuite, ManyFuturesAreWaitedForTogether) {
