@@ -520,6 +520,7 @@ Route Connection::route() const {
   route.reads_memory = reads_.load();
   route.is_read = may_offer_.load();
   route.why_not_read = why_not_read_;
+  route.why_not_mapped = why_not_mapped_;
   route.lanes = static_cast<int>(lanes_.size());
   const BytesMoved by_lanes = by_lanes_locked();
   route.bytes_by_lanes = by_lanes.bytes_sent + by_lanes.bytes_received;

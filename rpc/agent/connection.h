@@ -283,6 +283,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   mutable Mutex mutex_;
   std::vector<std::string> refused_ FARSPAN_GUARDED_BY(mutex_);
   std::string why_not_read_ FARSPAN_GUARDED_BY(mutex_);
+  std::string why_not_mapped_ FARSPAN_GUARDED_BY(mutex_);
   std::atomic<bool> reads_{false};  // until the peer's memory cannot be read
   std::vector<wire::FunctionRecord> functions_ FARSPAN_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_for_room_ FARSPAN_GUARDED_BY(mutex_);

@@ -224,6 +224,10 @@ void Connection::map_blocks(wire::InFrame& frame) {
       const bool is_news = owner_.is_news(ConnectionOwner::kAnyPeer, {why.what()});
       log(is_news ? LogLevel::kWarning : LogLevel::kDebug, "agent",
           "a block of worker '" + peer_.name + "' is copied: " + why.what());
+      {
+        MutexLock lock(mutex_);
+        why_not_mapped_ = why.what();
+      }
       segment = mapped_blocks_->copy_for(place.block, Buffer::allocate(segment.size()));
       place.block = 0;
     }

@@ -43,11 +43,10 @@ def load_run():
 
 def alive(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie that nobody has waited for yet does nothing any more.
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return state != "Z"  # a zombie that nobody has waited for yet does nothing any more
 
 
 def until(condition, seconds=10):

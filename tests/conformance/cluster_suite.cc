@@ -29,6 +29,9 @@ Future<void> gate_opens() {
   return gate().open.future();
 }
 
+// Of the suite's own, however little time a test gives its workers.
+constexpr CallOptions kOwnCalls{.timeout = 60s};
+
 // Whether this process runs tests, and holds all workers then.
 bool holds_tests() { return ::testing::UnitTest::GetInstance()->current_test_info() != nullptr; }
 
@@ -107,7 +110,7 @@ Cluster& ClusterSuite::start(const ClusterOptions& options) {
     shared().cluster.reset();
     cluster_ = GetParam().make(options);
   }
-  if (options.workers > 1) w0().rpc_sync("w1", close_gate);
+  if (options.workers > 1) w0().rpc_sync("w1", kOwnCalls, close_gate);
   return *cluster_;
 }
 
@@ -115,8 +118,8 @@ void ClusterSuite::TearDown() {
   open_gate();
   if (!cluster_) return;
   if (!spoiled_ && options_.workers > 1) {
-    w0().rpc_sync("w1", open_gate);
-    EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", waiting_at_gate) == 0; }));
+    w0().rpc_sync("w1", kOwnCalls, open_gate);
+    EXPECT_TRUE(eventually([&] { return w0().rpc_sync("w1", kOwnCalls, waiting_at_gate) == 0; }));
   }
   // Expect: whatever happened, nothing is left behind; in the World also of the dead, whose leases
   // end there in no time.
@@ -132,7 +135,8 @@ std::vector<std::string> ClusterSuite::held() {
   std::vector<std::string> all;
   for (int rank = 0; rank < options_.workers; ++rank) {
     if (!cluster_->serves(rank)) continue;
-    for (std::string& line : rank == 0 ? held_by(w0()) : w0().rpc_sync(rank, held_here)) {
+    for (std::string& line :
+         rank == 0 ? held_by(w0()) : w0().rpc_sync(rank, kOwnCalls, held_here)) {
       all.push_back(std::move(line));
     }
   }

@@ -390,7 +390,7 @@ TEST_F(NcclCollectives, AHangIsTheGroupsFailureThatNamesTheCall) {
   on_each(
       [&](int rank) {
         const Tensor warm = number(rank), t = number(rank);
-        dist::all_reduce(warm);
+        dist::all_reduce(warm, {.timeout = 20s});  // it makes the communicator
         warm.cpu();
         const OnAnotherStream stream(accelerator_of(rank));
         if (rank == 1) hold_up_current_stream(accelerator_of(rank), go.future());

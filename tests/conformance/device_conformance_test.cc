@@ -144,7 +144,7 @@ TEST_P(Device, AStreamWaitsForAnEventOfAnotherOne) {
 struct Gate {
   std::atomic<bool> is_open{false};
   void hold_up(Devices& devices, Stream stream) {
-    devices.then(stream, [this] { eventually([&] { return is_open.load(); }); });
+    devices.then(stream, [this] { eventually([&] { return is_open.load(); }, seconds(60)); });
   }
 };
 

@@ -57,7 +57,7 @@ def lose_a_rank(ddp, torchrun, options):
     run = elastic.start(torchrun, [f"--nproc-per-node={RANKS}", "--max-restarts=2", *options],
                         [ddp, *OPTIONS, "--checkpoint=checkpoint", f"--checkpoint-every={EVERY}"])
     number, victim = random.randint(1, STEPS // EVERY // 2), random.randrange(RANKS)
-    wait_for_checkpoints(run, number)
+    wait_for_checkpoints(run, 1)
     pids = [elastic.pid_of_rank(run, rank) for rank in range(RANKS)]
     for pid in pids:
         assert elastic.variables_of(pid).get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -65,6 +65,7 @@ def lose_a_rank(ddp, torchrun, options):
         assert not ports, f"a rank hosts something at {ports}"
     master = int(elastic.variables_of(pids[0])["MASTER_PORT"])
     assert master in elastic.listening_ports(run.process.pid), "the agent has no store there"
+    wait_for_checkpoints(run, number)
     os.kill(pids[victim], signal.SIGKILL)
     text = elastic.end_well([run])
     resumed = re.findall(r"resumed at step (\d+) of (\d+) with (\d+) ranks", text)

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdio>
 #include <ctime>
 #include <thread>
@@ -26,6 +27,15 @@ FARSPAN_REGISTER_AS("idle.one_more", one_more);
 at::Tensor same(const at::Tensor& x) { return x; }
 FARSPAN_REGISTER_AS("idle.same", same);
 
+// On rank 0: is over when all workers have come.
+Future<void> all_have_come() {
+  static const Promise<void> all;
+  static std::atomic<int> count{0};
+  if (++count == kWorkers) all.set_value();
+  return all.future();
+}
+FARSPAN_REGISTER_AS("idle.all_have_come", all_have_come);
+
 double used_ms() { return std::chrono::duration<double, std::milli>(processor_time()).count(); }
 
 int be_idle() {
@@ -38,8 +48,8 @@ int be_idle() {
     rpc_sync(rank, same, at::ones({8 << 20}, at::kByte));
     rpc_sync(rank, same, empty_shared({8 << 20}, at::kByte).fill_(1));
   }
-  // Until all have made theirs, and leases, polling and threads of that time have come to their
-  // end.
+  rpc_sync(0, all_have_come);
+  // Until leases, polling and threads of that time have come to their end.
   std::this_thread::sleep_for(4s);
   const double before = used_ms();
   std::this_thread::sleep_for(5s);
@@ -60,7 +70,7 @@ TEST_P(IdleWorkers, TakeLessThanAThousandthOfACore) {
     workers.push_back(&launch.start("be_idle", rank, kWorkers, {{"TEST_TRANSPORT", GetParam()}}));
   }
   for (Process* worker : workers) {
-    const Process::End end = worker->wait(60s);
+    const Process::End end = worker->wait(120s);
     ASSERT_EQ(end.status, 0) << end.output;
     double used_ms = -1;
     const size_t at = end.output.find("used ");  // whatever was logged before

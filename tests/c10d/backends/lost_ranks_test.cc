@@ -258,7 +258,9 @@ class LostRanks : public ::testing::TestWithParam<std::tuple<int, Arrangement>> 
       pids_.push_back(pid);
     }
     for (int rank = 0; rank < ranks_; ++rank) {
-      while (!reports_[rank].running) std::this_thread::sleep_for(1ms);
+      const Report& report = reports_[rank];
+      while (!report.running && report.code == 0) std::this_thread::sleep_for(1ms);
+      ASSERT_TRUE(report.running) << report.what;
     }
   }
 

@@ -58,7 +58,7 @@ TEST(InitProcessGroup, OfTwoRanksTheOneThatDoesNotComeIsNamed) {
   options.world_size = 2;
   const ReservedPort port;
   options.init_method = "tcp://127.0.0.1:" + std::to_string(port.number());
-  options.init_timeout = 300ms;
+  options.init_timeout = 1s;
   const Error error = error_of([&] { dist::init_process_group("cpu", options); });
   EXPECT_EQ(error.code(), Code::kTimeout);
   EXPECT_THAT(error.what(), HasSubstr("rank 1 of 2 did not come"));

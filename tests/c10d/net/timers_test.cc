@@ -49,7 +49,7 @@ TEST(Timers, NeverRunEarly) {
   TimePoint ran{};
   timers.add(at, [&] { ran = Clock::now(); });
   timers.run_due();
-  EXPECT_EQ(ran, TimePoint{});
+  EXPECT_TRUE(ran == TimePoint{} || ran >= at);
   run_all(timers);
   EXPECT_GE(ran, at);
 }

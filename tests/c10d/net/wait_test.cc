@@ -136,21 +136,29 @@ class VainWaits {
   nanoseconds polled_{0};
 };
 
+// Whether a wait has not polled, or was held up, because others want the processors.
+bool others_were_there(nanoseconds polled, bool& has_crowd) {
+  const bool sees_crowd = net::was_crowded();
+  has_crowd |= sees_crowd;
+  return polled.count() == 0 || sees_crowd;
+}
+
 // How long a wait polls for what mostly comes within the long limit, and now does not come: the
-// shortest of some, for others may take the processor in any of them. max(): none may, while other
-// programs want every processor.
+// shortest of some, for others may take the processor in any of them, and then it is not looked at.
+// max(): none may, while other programs want every processor.
 nanoseconds polls_for(microseconds max_spin) {
   VainWaits waits({.max_spin = max_spin});
   nanoseconds shortest = nanoseconds::max();
+  bool has_crowd = false;
   const Deadline give_up = Deadline::after(seconds(5));
   for (int found = 0; found < 10 && !give_up.expired();) {
     waits.learn();
     const nanoseconds polled = waits.polled_until(Deadline::after(milliseconds(20)));
-    if (polled.count() == 0) continue;
+    if (others_were_there(polled, has_crowd)) continue;
     shortest = std::min(shortest, polled);
     ++found;
   }
-  EXPECT_TRUE(shortest < nanoseconds::max() || net::is_crowded(Clock::now()));
+  EXPECT_TRUE(shortest < nanoseconds::max() || has_crowd || net::is_crowded(Clock::now()));
   return shortest;
 }
 
@@ -184,6 +192,7 @@ struct Polled {
 Polled polls_when_expected(microseconds max_spin, microseconds from, microseconds until) {
   VainWaits waits({.max_spin = max_spin});
   Polled least;
+  bool has_crowd = false;
   const Deadline give_up = Deadline::after(seconds(5));
   for (int found = 0; found < 10 && !give_up.expired();) {
     const TimePoint now = Clock::now();
@@ -191,12 +200,13 @@ Polled polls_when_expected(microseconds max_spin, microseconds from, microsecond
     const nanoseconds polled =
         waits.polled_until(Deadline(now + until + milliseconds(2)), {{now + from, now + until}});
     const nanoseconds busy = processor_time_of_thread() - busy_before;
-    if (polled.count() == 0) continue;
+    if (others_were_there(polled, has_crowd)) continue;
     least.polled = std::min(least.polled, polled);
     least.busy = std::min(least.busy, busy);
     ++found;
   }
-  EXPECT_TRUE(least.polled < nanoseconds::max() || net::lacks_processors(Clock::now()));
+  EXPECT_TRUE(least.polled < nanoseconds::max() || has_crowd ||
+              net::lacks_processors(Clock::now()));
   return least;
 }
 

@@ -325,6 +325,7 @@ TEST_P(AgentTest, ARequestThatExpiredInTheQueueIsNotRun) {
   while (runs == 0) std::this_thread::yield();
   auto second = agents.call(0, 1, words(1, 1).span(), {}, Deadline::after(milliseconds(10)));
   ASSERT_TRUE(second.wait_for(seconds(5)));
+  EXPECT_TRUE(eventually([&] { return agents[1].counters().calls_received == 2; }));
   std::this_thread::sleep_for(milliseconds(30));  // what was left of 10 ms has passed there, too
   go = true;
   first.wait();

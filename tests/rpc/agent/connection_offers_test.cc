@@ -248,6 +248,23 @@ TEST_F(OfferTest, WhatIsReadCounts) {
   EXPECT_LT(route().bytes_received, large_.size());
 }
 
+TEST_F(OfferTest, ABlockThatCannotBeMappedIsReadAndGivenBackAndTheRouteSaysWhy) {
+  RawFrame request = offering(large_);
+  request.flags |= 16;
+  constexpr uint64_t kBlock = 70, kNoDescriptor = 1'000'000;
+  request.offer.insert(request.offer.end(), {0, 0, 0, 0, kBlock, 1 << 20, kNoDescriptor, 0});
+  stranger_->say(request);
+  ASSERT_TRUE(bytes_.future().wait_for(seconds(20)));
+  EXPECT_EQ(bytes_.future().value(), large_);
+  const wire::InFrame taken = stranger_->hear().value(), returned = stranger_->hear().value();
+  EXPECT_EQ(static_cast<uint8_t>(taken.header.kind), kTaken);
+  EXPECT_EQ(returned.header.kind, wire::Kind::kReturned);
+  EXPECT_EQ(returned.header.request_id, kBlock);
+  EXPECT_THAT(route().why_not_mapped, HasSubstr("No such file"));
+  EXPECT_EQ(route().bytes_read, large_.size());
+  EXPECT_EQ(route().bytes_handed_over, 0u);
+}
+
 // The stranger's memory is not what it says.
 struct MistakenOfferTest : OfferTest {
   MistakenOfferTest() : OfferTest({1, 3}) {}

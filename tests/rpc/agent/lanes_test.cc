@@ -447,8 +447,9 @@ TEST_F(LostLaneTest, MayBeLostWhileItIsGivenSomething) {
 TEST_F(LostLaneTest, WhatWasWithdrawnIsSaidToBeGone) {
   other_.reset();
   ASSERT_TRUE(comes_to_have(1));
-  const auto answer = call(Bytes(kLittle), Deadline::after(milliseconds(100)));
+  const auto answer = call(Bytes(kLittle), Deadline::after(seconds(60)));
   ASSERT_TRUE(lost_->hear()) << "all of it, so that nothing is left to be withdrawn";
+  EXPECT_TRUE(agent_.cancel(1, *answer));
   ASSERT_TRUE(answer->future().wait_for(seconds(20)));
   EXPECT_TRUE(answer->future().has_error());
   lost_.reset();

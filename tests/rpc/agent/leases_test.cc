@@ -154,6 +154,7 @@ TEST_F(LentByAgents, IsReleasedByAFrameThatNobodyLooksInto) {
 
 TEST_F(LentByAgents, IsKeptAfterItsCallHasExpired) {
   Promise<void> go;
+  EXPECT_THROW(agents_.call_sync(0, 1, {}), Error);  // no handler; their line is there
   on_request([&](const Request&) { go.future().wait(); });
   Thing thing;
   EXPECT_THROW(lend(thing, milliseconds(1000)).wait(), Error);

@@ -25,7 +25,8 @@ using ::testing::HasSubstr;
 
 using Names = std::vector<std::string>;
 
-constexpr Clock::duration kSoon = 20s;  // on a machine that is busy with other things
+constexpr Clock::duration kSoon = 20s;    // on a machine that is busy with other things
+constexpr Clock::duration kItsEnd = 60s;  // a process's, which has to load LibTorch first
 
 struct Expected {
   Code code;
@@ -203,7 +204,7 @@ TEST(FrontDoor, WithoutInitRpcNothingIsThereToCall) {
 // From here on it takes several processes.
 
 void expect_failure(Process& process, const std::vector<std::string>& texts) {
-  const Process::End end = process.wait(kSoon);
+  const Process::End end = process.wait(kItsEnd);
   EXPECT_EQ(end.status, 1) << end.output;
   for (const std::string& text : texts) EXPECT_THAT(end.output, HasSubstr(text));
 }
@@ -250,7 +251,7 @@ TEST(FrontDoor, TwoOfOneRankAreTold) {
   Process& second = launch.start("join", 1, 2, {{"TEST_TIMEOUT_MS", "4000"}});
   // Expect: whoever got in got in alone, or nobody did. One hears of it by name, or, when it came
   // after the others had begun, that it is too late.
-  const Process::End ends[] = {leader.wait(kSoon), first.wait(kSoon), second.wait(kSoon)};
+  const Process::End ends[] = {leader.wait(kItsEnd), first.wait(kItsEnd), second.wait(kItsEnd)};
   EXPECT_NE(ends[1].status + ends[2].status, 0);
   EXPECT_THAT(ends[1].output + ends[2].output,
               AnyOf(AllOf(HasSubstr("ALREADY_EXISTS"), HasSubstr("rank 1")),
@@ -259,16 +260,16 @@ TEST(FrontDoor, TwoOfOneRankAreTold) {
 
 TEST(FrontDoor, WorkersThatDoNotAgreeOnTheirNumberAreTold) {
   Launch launch;
-  Process& two = launch.start("join", 0, 2, {{"TEST_TIMEOUT_MS", "4000"}});
-  Process& three = launch.start("join", 1, 3, {{"TEST_TIMEOUT_MS", "4000"}});
+  Process& two = launch.start("join", 0, 2, {{"TEST_TIMEOUT_MS", "60000"}});
+  Process& three = launch.start("join", 1, 3, {{"TEST_TIMEOUT_MS", "60000"}});
   expect_failure(two, {"INVALID_ARGUMENT", "WORLD_SIZE"});
   expect_failure(three, {"INVALID_ARGUMENT", "WORLD_SIZE"});
 }
 
 TEST(FrontDoor, WhoDoesNotComeIsNamed) {
   Launch launch;
-  Process& leader = launch.start("join", 0, 3, {{"TEST_TIMEOUT_MS", "2500"}});
-  Process& other = launch.start("join", 2, 3, {{"TEST_TIMEOUT_MS", "2500"}});
+  Process& leader = launch.start("join", 0, 3, {{"TEST_TIMEOUT_MS", "10000"}});
+  Process& other = launch.start("join", 2, 3, {{"TEST_TIMEOUT_MS", "10000"}});
   expect_failure(leader, {"TIMEOUT", "rank 1"});
   expect_failure(other, {"TIMEOUT"});
 }
@@ -277,7 +278,7 @@ TEST(FrontDoor, AFunctionThatOnlyOneProgramHasIsNamed) {
   Launch launch;
   Process& caller = launch.start("call_what_is_missing", 0, 2);
   Process& callee = launch.start("lacks_functions", 1, 2);
-  const Process::End end = caller.wait(kSoon);
+  const Process::End end = caller.wait(kItsEnd);
   EXPECT_EQ(end.status, 0) << end.output;
   EXPECT_THAT(end.output, AllOf(HasSubstr("NOT_REGISTERED: rpc_sync only_here on worker 'w1'"),
                                 HasSubstr("worker 'w1' has no function 'only_here'"),
@@ -289,14 +290,14 @@ TEST(FrontDoor, AFunctionThatOnlyOneProgramHasIsNamed) {
   // Expect: an unknown worker is answered with those there are.
   EXPECT_THAT(end.output, AllOf(HasSubstr("there is no worker called 'w7'"),
                                 HasSubstr("'w0' (rank 0), 'w1' (rank 1)")));
-  EXPECT_EQ(callee.wait(kSoon).status, 0) << callee.output();
+  EXPECT_EQ(callee.wait(kItsEnd).status, 0) << callee.output();
 }
 
 TEST(FrontDoor, WorkersWithoutACommonTransportAreTold) {
   Launch launch;
   Process& caller = launch.start("call_over_tcp_only", 0, 2);
   Process& callee = launch.start("unix_only", 1, 2);
-  const Process::End end = caller.wait(kSoon);
+  const Process::End end = caller.wait(kItsEnd);
   EXPECT_THAT(end.output, AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("on worker 'w1'"),
                                 HasSubstr("WorkerOptions::transports")));
   callee.signal(SIGKILL);
