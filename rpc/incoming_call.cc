@@ -179,11 +179,16 @@ void IncomingCall::send_result(const Result& result, std::shared_ptr<Result>* la
       worker_->interceptor()->before_reply(*scope_, request_.from(), writer.tensors(), extensions);
       if (!extensions.empty()) write_extensions(answer, extensions);
     }
-    write_tensors(payload, writer, last ? Bulk::kCopyIfShared : Bulk::kCopyIfSharedByMore);
+    write_tensors(payload, writer, Bulk::kCopyIfShared);
   });
   publish_device_work();
   request_.reply(builder.finish(), std::move(segments), values.lent());
   for (const auto& outcome : values.take_outcomes()) outcome(true);
+}
+
+void IncomingCall::let_go_of_arguments() noexcept {
+  tensors_.clear();
+  request_.frame().segments.clear();
 }
 
 void IncomingCall::fail(const Error& error) noexcept {
@@ -197,6 +202,7 @@ void IncomingCall::fail(const Error& error) noexcept {
 void when_ready(IncomingCall call, const std::shared_ptr<Result>& result,
                 std::function<void(IncomingCall&)> fn) {
   if (result->ready()) return fn(call);
+  call.let_go_of_arguments();
   auto waiting = std::make_shared<IncomingCall>(std::move(call));
   result->on_ready([waiting, fn = std::move(fn), worker = waiting->worker().weak_from_this()] {
     if (const auto here = worker.lock()) fn(*waiting);

@@ -45,7 +45,11 @@ class IncomingCall {
   //   throws  Error: what the function threw, or why it could not be run
   std::shared_ptr<Result> run(const std::shared_ptr<Result>& self);
 
-  // Answers with the result, or with why it cannot travel.
+  // What came along lives on only where the function has kept it.
+  void let_go_of_arguments() noexcept;
+
+  // Answers with the result, or with why it cannot travel. Tensors that somebody else has are
+  // copied.
   void reply(const Result& result) noexcept;
   // The same for one that nobody needs after this: its tensors need not be copied, and those of
   // shared memory are handed over.

@@ -107,7 +107,7 @@ void MemoryPool::give_back(Block block) noexcept {
   bool kept = false;
   try {
     MutexLock lock(mutex_);
-    kept = memory_->may_keep(block.place) && keep_locked(block, dropped);
+    kept = !closed_ && memory_->may_keep(block.place) && keep_locked(block, dropped);
   } catch (const std::bad_alloc&) {
     kept = false;  // no memory to remember it by
   }
@@ -141,6 +141,15 @@ void MemoryPool::shrink_by(Timers* timers) {
   timers_ = timers;
   will_look_ = false;
   if (idle_bytes_.load() > 0) look_later_locked(Clock::now());
+}
+
+void MemoryPool::close() noexcept {
+  {
+    MutexLock lock(mutex_);
+    timers_ = nullptr;
+    closed_ = true;
+  }
+  trim();
 }
 
 void MemoryPool::drop_unused() noexcept {

@@ -64,6 +64,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // From now on, by these timers, what has been idle for long; null: not any more, and none of them
   // is used after this.
   void shrink_by(Timers* timers);
+  // From now on nothing is kept, and no timer is used any more.
+  void close() noexcept;
 
   MemoryPoolCounters counters() const noexcept;
 
@@ -96,6 +98,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   std::atomic<uint64_t> reused_{0}, made_{0};
   Mutex mutex_;
   Timers* timers_ FARSPAN_GUARDED_BY(mutex_) = nullptr;
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
   bool will_look_ FARSPAN_GUARDED_BY(mutex_) = false;            // drop_unused() will come
   std::array<Shelf, kClasses> idle_ FARSPAN_GUARDED_BY(mutex_);  // by size class
   uint64_t uses_ FARSPAN_GUARDED_BY(mutex_) = 0;

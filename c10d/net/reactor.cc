@@ -234,7 +234,10 @@ bool Reactor::spin(Source& hot) {
       count_spin(time.now() - start, true);
       return true;
     }
-    if (has_task()) return true;
+    if (has_task()) {
+      count_spin(time.now() - start, true);
+      return true;
+    }
     if (!time.is_over()) continue;
     const uint64_t before = std::exchange(passed, hot.passed_bytes());
     if (passed == before || is_crowded(time.now())) break;

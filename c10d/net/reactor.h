@@ -87,6 +87,9 @@ class Reactor {
   // Runs what was queued for no thread yet in the calling one, as a thread of its own would.
   void run_here(std::unique_ptr<Task> task) noexcept;
 
+  // Polling of somebody else that counts here, and whether it found what it polled for.
+  void count_spin(Clock::duration took, bool hit) noexcept;
+
   Timers& timers() noexcept { return timers_; }
   std::chrono::microseconds max_spin() const noexcept { return options_.max_spin; }
 
@@ -115,7 +118,6 @@ class Reactor {
   class Hot;
   bool spin(Source& hot);
   bool read_between_turns(Source& hot, TurnsOfOthers& turns, Role& role);
-  void count_spin(Clock::duration took, bool hit) noexcept;
   bool sleep(Hot& hot);
   void dispatch_event(uint64_t key, Hot& hot);
   std::shared_ptr<Source> give_back_event(uint64_t key) noexcept;

@@ -23,9 +23,8 @@ namespace farspan {
 
 // What becomes of large tensors' bytes, which may still be read after write_tensors() returned.
 enum class Bulk {
-  kShare,               // the segment refers to the tensor's storage and keeps it alive
-  kCopyIfShared,        // the same, unless somebody but the Writer can change it
-  kCopyIfSharedByMore,  // the same, unless somebody but the Writer and one more holder can
+  kShare,         // the segment refers to the tensor's storage and keeps it alive
+  kCopyIfShared,  // the same, unless somebody but the Writer can change it
 };
 
 // Describes the Writer's tensors in the payload and appends their bytes to its segments. Up to

@@ -24,9 +24,6 @@ using schema::Layout;
   throw Error(Code::kInvalidArgument, what + " cannot travel").advice(advice);
 }
 
-// The references that a tensor has when nobody else can change it.
-size_t own_references(Bulk bulk) noexcept { return bulk == Bulk::kCopyIfSharedByMore ? 2 : 1; }
-
 class TensorWriter {
  public:
   TensorWriter(std::vector<Buffer>& segments, ValueScope* scope, Bulk bulk)
@@ -166,8 +163,7 @@ class TensorWriter {
 
   // So that it has to be copied.
   bool others_have(const at::Tensor& tensor) const {
-    return bulk_ != Bulk::kShare &&
-           (tensor.storage().use_count() > 1 || tensor.use_count() > own_references(bulk_));
+    return bulk_ != Bulk::kShare && (tensor.storage().use_count() > 1 || tensor.use_count() > 1);
   }
 
   // The buffer's own, where one is all there is below the storage.

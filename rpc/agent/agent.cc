@@ -247,8 +247,8 @@ void Agent::stop() {
   }
   loop_->close();
   reactor_.remove(*loop_);
-  pool_->shrink_by(nullptr);
-  shared_pool_->shrink_by(nullptr);
+  pool_->close();
+  shared_pool_->close();
   reactor_.stop();
 }
 

@@ -41,7 +41,8 @@ class ConnectionOwner {
   virtual void on_late_reply(const std::shared_ptr<Connection>& connection,
                              wire::InFrame&& frame) = 0;
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
-  // Large segments leave: lanes would carry them, and there are none. Once for a connection.
+  // Large segments leave: lanes would carry them, and there are none. Once, until all that there
+  // were have ended, or a while after those that were dialled did not come.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
   // Whether it was not said before that better ways to this peer, or to any, were tried in vain for
   // these reasons.
@@ -64,6 +65,7 @@ struct ConnectionOptions {
   uint64_t offer_bytes = uint64_t{64} << 10;                   // segments from this size on
   int lanes = 4;                                               // to a peer on another host; 0: none
   uint64_t lane_bytes = uint64_t{4} << 20;                     // segments from this size on
+  std::shared_ptr<net::MemoryPool> received = nullptr;         // for what comes
   std::shared_ptr<net::SharedBlocks> shared_blocks = nullptr;  // that may be handed over
   std::shared_ptr<net::MappedBytes> mapped_bytes = nullptr;    // of blocks that peers hand over
 };
@@ -86,6 +88,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // the peer dials when it has heard the line. False: it takes no more.
   bool takes_lanes() const;
   void add_lane(Greeting::Outcome greeted);
+  // One that this worker has dialled does not come. Others are wanted later.
+  void lack_lane(const Error& why);
 
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
@@ -199,6 +203,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void close_ended();
   void withdraw(uint64_t offer);
   std::vector<std::shared_ptr<Lane>> lanes() const;
+  void want_lanes_again();
   BytesMoved by_lanes_locked() const FARSPAN_REQUIRES(mutex_);
   bool carries_locked() const FARSPAN_REQUIRES(mutex_) { return stream_ && !is_closed(); }
   bool send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments)
@@ -278,7 +283,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   // Held while what was asked for is handed to outboxes: an offer is withdrawn before, or after.
   Mutex answering_;
-  std::atomic<bool> lanes_wanted_{false};
+  std::atomic<bool> lanes_wanted_{false}, lanes_are_late_{false};
 
   mutable Mutex mutex_;
   std::vector<std::string> refused_ FARSPAN_GUARDED_BY(mutex_);

@@ -14,6 +14,7 @@ namespace {
 
 // However many the peer dials.
 constexpr size_t kMostLanes = 32;
+constexpr std::chrono::seconds kLanesAgainAfter{1};
 
 }  // namespace
 
@@ -44,6 +45,20 @@ BytesMoved Connection::moved() const {
   MutexLock lock(mutex_);
   moved += by_lanes_locked();
   return moved;
+}
+
+void Connection::lack_lane(const Error& why) {
+  log(LogLevel::kInfo, "agent", "no lane to worker '" + peer_.name + "': " + why.what());
+  if (lanes_are_late_.exchange(true)) return;
+  reactor_.timers().add(Clock::now() + kLanesAgainAfter, [weak = weak_from_this()] {
+    if (const auto source = weak.lock()) static_cast<Connection&>(*source).want_lanes_again();
+  });
+}
+
+void Connection::want_lanes_again() {
+  lanes_are_late_ = false;
+  MutexLock lock(mutex_);
+  if (lanes_.empty()) lanes_wanted_ = false;
 }
 
 BytesMoved Connection::by_lanes_locked() const {

@@ -194,7 +194,8 @@ void Connection::pull(wire::InFrame&& frame) {
     if (ends_last()) close_ended();
     return;
   }
-  pull->run([&] { reactor_.run_elsewhere(std::make_unique<PullTask>(pull)); });
+  const auto polled = pull->run([&] { reactor_.run_elsewhere(std::make_unique<PullTask>(pull)); });
+  if (polled) reactor_.count_spin(polled->took, !polled->in_vain);
 }
 
 // Where this worker can read nothing of the peer's it maps nothing, either: the bytes are asked
@@ -202,7 +203,7 @@ void Connection::pull(wire::InFrame&& frame) {
 void Connection::decline_blocks(wire::InFrame& frame) {
   for (size_t i = 0; i < frame.segments.size(); ++i) {
     if (!frame.is_handed_over(i)) continue;
-    frame.segments[i] = Buffer::allocate(frame.segments[i].size());
+    frame.segments[i] = options_.received->allocate(frame.segments[i].size());
     send_about_offer(wire::Kind::kReturned, std::exchange(frame.handed_over[i].block, 0), 0);
   }
 }
@@ -228,7 +229,7 @@ void Connection::map_blocks(wire::InFrame& frame) {
         MutexLock lock(mutex_);
         why_not_mapped_ = why.what();
       }
-      segment = mapped_blocks_->copy_for(place.block, Buffer::allocate(segment.size()));
+      segment = mapped_blocks_->copy_for(place.block, options_.received->allocate(segment.size()));
       place.block = 0;
     }
   }

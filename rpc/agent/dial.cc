@@ -48,6 +48,7 @@ std::unique_ptr<wire::FrameReader> Agent::new_reader() const {
 std::shared_ptr<Connection> Agent::new_line(const WorkerInfo& peer) {
   ConnectionOwner& owner = *this;
   ConnectionOptions options = options_.connection;
+  options.received = pool_;
   options.shared_blocks = shared_blocks_;
   options.mapped_bytes = mapped_bytes_;
   return std::make_shared<Connection>(reactor_, owner, peer, std::move(options));
@@ -303,8 +304,10 @@ void Agent::on_lanes_wanted(const std::shared_ptr<Connection>& line) {
     for (int i = 0; i < options_.connection.lanes; ++i) {
       transport->connect(*endpoint, Deadline::in(options_.connect_timeout),
                          [this, line](auto result) {
-                           if (auto* stream = std::get_if<0>(&result))
-                             greet_lane(line, std::move(*stream));
+                           if (const Error* why = std::get_if<1>(&result)) {
+                             return line->lack_lane(*why);
+                           }
+                           greet_lane(line, std::move(std::get<0>(result)));
                          });
     }
   }
@@ -318,9 +321,8 @@ void Agent::greet_lane(const std::shared_ptr<Connection>& line,
   shake_hands(std::move(stream),
               Handshake::opener(std::move(mine), line->peer(), instance_of(line->peer().rank)),
               [line](Greeting::Outcome outcome) {
-                if (!outcome.failure) return line->add_lane(std::move(outcome));
-                log(LogLevel::kInfo, "agent",
-                    "no lane to worker '" + line->peer().name + "': " + outcome.failure->what());
+                if (outcome.failure) return line->lack_lane(*outcome.failure);
+                line->add_lane(std::move(outcome));
               });
 }
 

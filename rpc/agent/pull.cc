@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/busy_time.h>
-#include <farspan/c10d/base/time.h>
 #include <farspan/c10d/net/process_memory.h>
 #include <farspan/c10d/net/spin.h>
 
@@ -79,16 +77,27 @@ bool Pull::is_long(const wire::InFrame& frame) noexcept {
 // Whether it is worth waking a second thread.
 bool Pull::is_large() const noexcept { return bytes_ >= kLargeBytes; }
 
-void Pull::run(const std::function<void()>& call_helper) {
+std::optional<Pull::Polled> Pull::run(const std::function<void()>& call_helper) {
+  std::optional<Polled> polled;
   {
     const BusyTime others_read(/*outermost=*/true, /*lend_all=*/false);
     if (is_large() && call_helper) call_helper();
     processor_.store(sched_getcpu(), std::memory_order_relaxed);
     read_from(true);
-    const TimePoint end = Clock::now() + patience_;
-    while (left_.load(std::memory_order_acquire) > 1 && Clock::now() < end) net::cpu_relax();
+    polled = poll_for_others();
   }
   leave();
+  return polled;
+}
+
+// Who has the last piece may have no processor but this one.
+std::optional<Pull::Polled> Pull::poll_for_others() const noexcept {
+  const auto others_read = [this] { return left_.load(std::memory_order_acquire) > 1; };
+  if (!others_read() || patience_.count() == 0 || net::was_crowded()) return std::nullopt;
+  const TimePoint start = Clock::now();
+  net::SpinTime time(start, patience_);
+  while (others_read() && !time.is_over()) net::cpu_relax();
+  return Polled{Clock::now() - start, others_read()};
 }
 
 // The system may have put this thread behind the one that reads, for want of an idle processor at

@@ -11,8 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
+#include <farspan/c10d/base/time.h>
 #include <farspan/rpc/wire/frame.h>
 
 namespace farspan::agent {
@@ -33,8 +35,13 @@ class Pull {
   // Whether reading what the frame offers takes so long that the end of a lease may fall into it.
   static bool is_long(const wire::InFrame& frame) noexcept;
 
+  struct Polled {
+    Clock::duration took{};
+    bool in_vain = false;  // others still read
+  };
   //   call_helper  has help() called by another thread, where it is worth waking one; none: alone
-  void run(const std::function<void()>& call_helper = nullptr);
+  //   returns      how it has polled for the others; nothing: it has not
+  std::optional<Polled> run(const std::function<void()>& call_helper = nullptr);
   void help();
 
  private:
@@ -47,6 +54,7 @@ class Pull {
   void read_from(bool front);
   void read(const Piece& piece) noexcept;
   int look_at_mark() const noexcept;
+  std::optional<Polled> poll_for_others() const noexcept;
   void leave();
 
   const pid_t process_;

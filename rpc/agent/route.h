@@ -64,6 +64,7 @@ struct Route : BytesMoved {
   std::string worker;
   std::string transport;             // "shm farspan-12-ab34"
   std::vector<std::string> refused;  // better ones, each with why: "shm: another host, or not .."
+                                     // Empty where the other worker has dialled: it knows why
   bool reads_memory = false;         // large tensors that come are read out of its memory,
   bool is_read = false;              // and those that go out of this worker's, as far as is known
   std::string why_not_read;          // why one of the two does not work; over TCP not tried

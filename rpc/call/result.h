@@ -130,7 +130,7 @@ class FutureResult final : public Result {
   explicit FutureResult(Future<T> future) : future_(std::move(future)) {}
 
   bool ready() const noexcept override { return future_.ready(); }
-  bool is_shared() const noexcept override { return true; }
+  bool is_shared() const noexcept override { return future_.state().use_count() > 1; }
   void on_ready(std::function<void()> fn) const override { future_.on_ready(std::move(fn)); }
   const Error* error() const noexcept override {
     return future_.has_error() ? &future_.error() : nullptr;

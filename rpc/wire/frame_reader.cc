@@ -12,6 +12,7 @@ namespace farspan::wire {
 namespace {
 
 constexpr size_t kSlabBytes = 128 << 10;
+constexpr size_t kMostKept = 1 << 20;  // of a slab that had to grow
 // Segments up to this size share the frame's own block; larger ones get memory of their own.
 constexpr size_t kInlineSegment = 16 << 10;
 // Frames up to this size share a block of the next: they come and go in rows, and what somebody
@@ -109,6 +110,10 @@ void FrameReader::advance(size_t bytes, std::vector<InFrame>& frames) {
     if (std::exchange(is_first_of_stranger_, false)) break;
   }
   if (begin_ == end_) begin_ = end_ = 0;
+  if (end_ == 0 && !in_frame_ && slab_.size() > kMostKept) {  // a rare one was so large
+    slab_.resize(kSlabBytes);
+    slab_.shrink_to_fit();
+  }
 }
 
 // Reads header, segment table and meta once they are all in the slab; false: more must come.

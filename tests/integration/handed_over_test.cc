@@ -70,6 +70,23 @@ Future<Tensor> make_later(int64_t seed, int64_t bytes) {
   promise.set_value(shared_pattern(seed, bytes));
   return promise.future();
 }
+// That others may have, and change, when it has been returned.
+const Promise<Tensor>& kept_later() {
+  static const Promise<Tensor> promise;
+  return promise;
+}
+Future<Tensor> make_for_all(int64_t seed, int64_t bytes) {
+  if (!kept_later().future().ready()) kept_later().set_value(make_own(seed, bytes));
+  return kept_later().future();
+}
+// Answers when all may; it has no use for its argument by then.
+const Promise<void>& all_may_answer() {
+  static const Promise<void> promise;
+  return promise;
+}
+Future<int64_t> sum_later(const Tensor& x) {
+  return all_may_answer().future().then([sum = x.sum().item<int64_t>()] { return sum; });
+}
 int64_t sum(const Tensor& x) { return x.sum().item<int64_t>(); }
 void sleep_for(const Tensor&, int64_t ms) { std::this_thread::sleep_for(Millis(ms)); }
 FARSPAN_REGISTER_AS("handed.keep", keep);
@@ -80,6 +97,8 @@ FARSPAN_REGISTER_AS("handed.make", make);
 FARSPAN_REGISTER_AS("handed.make_own", make_own);
 FARSPAN_REGISTER_AS("handed.make_and_keep", make_and_keep);
 FARSPAN_REGISTER_AS("handed.make_later", make_later);
+FARSPAN_REGISTER_AS("handed.make_for_all", make_for_all);
+FARSPAN_REGISTER_AS("handed.sum_later", sum_later);
 FARSPAN_REGISTER_AS("handed.sum", sum);
 FARSPAN_REGISTER_AS("handed.sleep_for", sleep_for);
 
@@ -272,6 +291,37 @@ TEST_P(ReceivedMemory, CountsForAsLongAsTheTensorLives) {
   EXPECT_GE(received_by(w0()), 4u * kMiB);
   part = Tensor();
   EXPECT_TRUE(is_let_go_by(w0()));
+}
+
+TEST_P(ReceivedMemory, IsLetGoOfByACallThatHasNoUseForItAnyMore) {
+  const auto answer = w0().rpc_async("w1", sum_later, make_own(3, 8 * kMiB));
+  EXPECT_TRUE(eventually([&] { return idle_at(w1()) >= 8u * kMiB; }));
+  EXPECT_EQ(received_by(w1()), 0u);
+  EXPECT_FALSE(answer.ready());
+  if (!all_may_answer().future().ready()) all_may_answer().set_value();
+  EXPECT_EQ(answer.wait(), make_own(3, 8 * kMiB).sum().item<int64_t>());
+}
+
+TEST_P(ReceivedMemory, IsNotKeptForMoreAfterTheEnd) {
+  EXPECT_TRUE(w0().rpc_sync("w1", keep, make_own(3, 8 * kMiB), 3));
+  EXPECT_TRUE(w0().rpc_sync("w1", sum, make_own(3, 8 * kMiB)) > 0);
+  EXPECT_TRUE(eventually([&] { return idle_at(w1()) >= 8u * kMiB; }));
+  workers_->agent(1).stop();
+  EXPECT_EQ(idle_at(w1()), 0u);
+  EXPECT_GE(received_by(w1()), 8u * kMiB);
+  kept_by(1) = Tensor();
+  EXPECT_EQ(received_by(w1()), 0u);
+  EXPECT_EQ(idle_at(w1()), 0u);
+}
+
+// What others can still change is copied before it is read.
+TEST_P(ReceivedMemory, AResultsIsItsOwnWhereSomebodyElseHasIt) {
+  if (GetParam() == std::string("tcp")) GTEST_SKIP() << "there a result travels";
+  EXPECT_TRUE(is_pattern(w0().rpc_sync("w1", make_own, 5, 4 * kMiB), 5));
+  EXPECT_EQ(idle_at(w1()), 0u) << "nobody else has it";
+  const Tensor first = w0().rpc_sync("w1", make_for_all, 5, 4 * kMiB);
+  EXPECT_TRUE(is_pattern(first, 5));
+  EXPECT_TRUE(eventually([&] { return idle_at(w1()) >= 4u * kMiB; }));
 }
 
 TEST_P(ReceivedMemory, IsEachTensorsOwn) {

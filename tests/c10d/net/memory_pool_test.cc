@@ -147,6 +147,19 @@ TEST(MemoryPool, BuffersOutliveItsMaker) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST(MemoryPool, AfterItsEndNothingIsKept) {
+  const auto pool = MemoryPool::make();
+  Buffer late = pool->allocate(kMiB);
+  { const Buffer idle = pool->allocate(kMiB); }
+  pool->close();
+  EXPECT_EQ(pool->counters().idle_bytes, 0u);
+  late.data()[kMiB - 1] = std::byte{1};
+  late = {};
+  { const Buffer later = pool->allocate(kMiB); }
+  EXPECT_EQ(pool->counters().idle_bytes, 0u);
+  EXPECT_EQ(pool->counters().used_bytes, 0u);
+}
+
 TEST(MemoryPool, AnImpossibleSizeIsNoMemory) {
   const auto pool = MemoryPool::make();
   EXPECT_THROW(pool->allocate(std::numeric_limits<size_t>::max()), std::bad_alloc);

@@ -295,8 +295,9 @@ TEST(Source, WhoMayNotPollForAnAnswerLooksBetweenTheTurnsOfOthers) {
   stopped.reactor.add(mailbox);
   const NoPermits none;
   constexpr uint64_t kAnswers = 50;
-  // Seldom while other programs compute.
-  EXPECT_TRUE(eventually([&] {
+  // Seldom, or not at all, while other programs compute.
+  bool has_crowd = false;
+  const bool has_looked = eventually([&] {
     for (uint64_t i = 0; i < kAnswers; ++i) {
       Promise<void> answer;
       next = &answer;
@@ -305,8 +306,10 @@ TEST(Source, WhoMayNotPollForAnAnswerLooksBetweenTheTurnsOfOthers) {
       EXPECT_TRUE(stopped.reactor.wait(*answer.future().state(), Deadline::after(seconds(10)),
                                        mailbox.get()));
     }
+    has_crowd |= net::was_crowded();
     return stopped.reactor.counters().spin_hits > 0;
-  }));
+  });
+  EXPECT_TRUE(has_looked || has_crowd);
   EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
 }
 
@@ -316,7 +319,8 @@ TEST(Source, WhoMayNotPollForRequestsLooksBetweenTheTurnsOfOthers) {
   stopped.reactor.add(mailbox);
   const NoPermits none;
   uint64_t posted = 0;
-  EXPECT_TRUE(eventually([&] {
+  bool has_crowd = false;
+  const bool has_looked = eventually([&] {
     for (int i = 0; i < 500; ++i) {
       mailbox->post();
       ++posted;
@@ -324,8 +328,10 @@ TEST(Source, WhoMayNotPollForRequestsLooksBetweenTheTurnsOfOthers) {
       while (mailbox->received() != posted && !deadline.expired()) std::this_thread::yield();
       EXPECT_EQ(mailbox->received(), posted);
     }
+    has_crowd |= net::was_crowded();
     return stopped.reactor.counters().spin_hits > 0;
-  }));
+  });
+  EXPECT_TRUE(has_looked || has_crowd);
   EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
 }
 

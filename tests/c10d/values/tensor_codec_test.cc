@@ -188,22 +188,25 @@ TEST(TensorCodec, BorrowsSmallTensorsAndKeepsLargeOnesAlive) {
 
 // A reply may still be on its way when the next request changes the parameter.
 TEST(TensorCodec, CopiesALargeResultThatSomebodyElseCanChange) {
-  const auto data_sent_for = [](const at::Tensor& result, Bulk bulk) {
+  const auto data_sent_for = [](at::Tensor result, Bulk bulk) {
     MetaBuilder meta;
     auto payload = meta.init_root<schema::Payload>();
     std::vector<Buffer> segments;
     Writer writer(segments);
     writer.add(result);
+    result.reset();
     write_tensors(payload, writer, bulk);
     return static_cast<const void*>(segments.at(0).data());
   };
-  const at::Tensor fresh = at::rand({100'000});
-  EXPECT_EQ(data_sent_for(fresh, Bulk::kCopyIfSharedByMore), fresh.const_data_ptr());
-  EXPECT_NE(data_sent_for(fresh, Bulk::kCopyIfShared), fresh.const_data_ptr());
-  const at::Tensor parameter = fresh;
-  EXPECT_NE(data_sent_for(parameter, Bulk::kCopyIfSharedByMore), parameter.const_data_ptr());
-  const at::Tensor alone = at::rand({100'000}), alias = alone.detach();
-  EXPECT_NE(data_sent_for(alone, Bulk::kCopyIfSharedByMore), alone.const_data_ptr());
+  const at::Tensor held = at::rand({100'000});
+  EXPECT_EQ(data_sent_for(held, Bulk::kShare), held.const_data_ptr());
+  EXPECT_NE(data_sent_for(held, Bulk::kCopyIfShared), held.const_data_ptr());
+  at::Tensor given = at::rand({100'000});
+  const void* const place = given.const_data_ptr();
+  EXPECT_EQ(data_sent_for(std::move(given), Bulk::kCopyIfShared), place);
+  at::Tensor aliased = at::rand({100'000});
+  const at::Tensor alias = aliased.detach();
+  EXPECT_NE(data_sent_for(std::move(aliased), Bulk::kCopyIfShared), alias.const_data_ptr());
 }
 
 TEST(TensorCodec, TakesTheStorageOverOfALargeTensorThatNobodyElseHas) {

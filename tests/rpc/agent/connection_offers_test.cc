@@ -263,6 +263,8 @@ TEST_F(OfferTest, ABlockThatCannotBeMappedIsReadAndGivenBackAndTheRouteSaysWhy) 
   EXPECT_THAT(route().why_not_mapped, HasSubstr("No such file"));
   EXPECT_EQ(route().bytes_read, large_.size());
   EXPECT_EQ(route().bytes_handed_over, 0u);
+  EXPECT_TRUE(eventually([&] { return agent_.counters().idle_memory >= large_.size(); }))
+      << "it was copied into memory that counts, and is used again";
 }
 
 // The stranger's memory is not what it says.

@@ -18,10 +18,11 @@ namespace farspan::testing {
 // Who listens, and is no agent.
 class Impostor {
  public:
-  explicit Impostor(transport::OnAccept on_accept, bool over_tcp = false) {
+  explicit Impostor(transport::OnAccept on_accept, bool over_tcp = false,
+                    const std::string& address = "127.0.0.1") {
     reactor_.add(loop_);
     if (over_tcp) transport_ = transport::make_tcp_transport(loop_, reactor_);
-    listener_ = transport_->listen(over_tcp ? "127.0.0.1" : "", std::move(on_accept));
+    listener_ = transport_->listen(over_tcp ? address : "", std::move(on_accept));
   }
   ~Impostor() {
     listener_.reset();

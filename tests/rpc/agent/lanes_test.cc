@@ -12,6 +12,7 @@
 
 #include <farspan/c10d/net/address.h>
 
+#include "rpc/agent/impostor.h"
 #include "rpc/agent/stranger.h"
 #include "support/agents.h"
 #include "support/eventually.h"
@@ -240,6 +241,18 @@ TEST(Lanes, ThereAreNoneWithinAHost) {
 
 // A worker there, whom the tests play, and the agent on this host.
 class StrangersLaneTest : public ::testing::Test {
+ public:
+  static wire::Hello hello() {
+    wire::Hello hello;
+    hello.name = "w1";
+    hello.rank = 1;
+    hello.instance = {1, 2};
+    hello.generation = "test";
+    hello.features = wire::kHasLanes;
+    hello.line = 77;
+    return hello;
+  }
+
  protected:
   StrangersLaneTest() : agent_(with_address(options(0))) {
     agent_.handle(wire::Kind::kCall, Messenger::Run::kAsTask, [this](Request request) {
@@ -256,16 +269,6 @@ class StrangersLaneTest : public ::testing::Test {
     options.bind_host = kThere;
     options.connection.lane_bytes = kLittle;
     return options;
-  }
-  static wire::Hello hello() {
-    wire::Hello hello;
-    hello.name = "w1";
-    hello.rank = 1;
-    hello.instance = {1, 2};
-    hello.generation = "test";
-    hello.features = wire::kHasLanes;
-    hello.line = 77;
-    return hello;
   }
   std::unique_ptr<Stranger> dial(const wire::Hello& as, uint8_t expected = 2) {
     auto stranger = std::make_unique<Stranger>(agent_.record().endpoints.at(0));
@@ -380,6 +383,70 @@ TEST_F(StrangersLaneTest, NothingIsHandedOverBetweenHosts) {
   ASSERT_TRUE(end);
   EXPECT_EQ(end->header.kind, wire::Kind::kLineEnd);
   EXPECT_FALSE(line_->hear());
+}
+
+// A worker on another host that turns lanes away, or takes them.
+class LatecomersTest : public ::testing::Test {
+ protected:
+  LatecomersTest() : agent_(with_small_lanes(options(0))) {
+    wire::Hello hello = StrangersLaneTest::hello();
+    agent_.set_workers({agent_.record(), {{"w1", 1}, hello.instance, {there_.endpoint()}}});
+  }
+  ~LatecomersTest() override { agent_.stop(); }
+  // The next one that was dialled.
+  std::unique_ptr<Stranger> take() {
+    std::shared_ptr<transport::Stream> stream;
+    if (!eventually([&] { return (stream = dialled_.take()) != nullptr; })) return nullptr;
+    return std::make_unique<Stranger>(stream);
+  }
+  static agent::AgentOptions with_small_lanes(agent::AgentOptions options) {
+    options.connection.lane_bytes = kLittle;
+    return options;
+  }
+  // Makes a call, and asks for what it offers.
+  void ask_for_something_large(Stranger& line) {
+    const auto answer = std::make_shared<Answer>();
+    wire::OutFrame frame;
+    frame.segments = {Buffer::copy_of(Bytes(kLittle))};
+    agent_.call(1, frame, Deadline::after(seconds(60)), answer, false);
+    const auto request = line.hear();
+    ASSERT_TRUE(request);
+    ASSERT_NE(request->offer.id, 0u);
+    line.say(RawFrame{.kind = 8, .flags = 4, .request_id = request->offer.id});
+    const auto bytes = line.hear();
+    ASSERT_TRUE(bytes);
+    ASSERT_EQ(bytes->header.kind, wire::Kind::kBytes);
+    line.say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+    ASSERT_TRUE(answer->future().wait_for(seconds(20)));
+  }
+
+  Streams dialled_;
+  Impostor there_{dialled_.keep(), /*over_tcp=*/true, kThere};
+  agent::Agent agent_;
+};
+
+TEST_F(LatecomersTest, LanesThatDoNotComeAreDialledAgainLater) {
+  const auto answer = std::make_shared<Answer>();
+  wire::OutFrame first;
+  agent_.call(1, first, Deadline::after(seconds(60)), answer, false);
+  const auto line = take();
+  ASSERT_TRUE(line);
+  welcome(*line, StrangersLaneTest::hello());
+  answer_one(*line);
+  ask_for_something_large(*line);
+  for (int lane = 0; lane < kLanes; ++lane) ASSERT_TRUE(take()) << "and is closed";
+  ask_for_something_large(*line);
+  EXPECT_EQ(dialled_.all().size(), 0u) << "not at once";
+  // Expect: when a while has passed, the next one that is asked for has them dialled again.
+  std::unique_ptr<Stranger> lane;
+  ASSERT_TRUE(eventually([&] {
+    ask_for_something_large(*line);
+    std::shared_ptr<transport::Stream> stream = dialled_.take();
+    if (stream) lane = std::make_unique<Stranger>(stream);
+    return lane != nullptr;
+  }));
+  welcome(*lane, StrangersLaneTest::hello());
+  EXPECT_TRUE(eventually([&] { return agent_.routes().at(0).lanes == 1; }));
 }
 
 // What the agent offers to a worker there, who has asked for it, goes on two lanes.

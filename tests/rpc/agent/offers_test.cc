@@ -199,7 +199,8 @@ TEST(Pull, ReadsWhatIsOffered) {
                         Buffer::copy_of(pattern(kFrom, 2))});
   offers.make(sent, kFrom);
   Ended ended;
-  Pull(getpid(), received(sent), kPatience, ended.callback()).run();
+  EXPECT_FALSE(Pull(getpid(), received(sent), kPatience, ended.callback()).run())
+      << "nobody helps whom one would have to wait for";
   EXPECT_EQ(ended.times, 1);
   ASSERT_EQ(ended.error, 0);
   for (size_t i = 0; i < 3; ++i) {

@@ -219,6 +219,22 @@ TEST(FrameReader, LimitsWhatIsOffered) {
   EXPECT_TRUE(Reading().error_of(to_bytes(frame))) << "without an id";
 }
 
+TEST(FrameReader, KeepsNoRoomForARareLargeFrame) {
+  Reading reading;
+  const auto room = [&] {
+    iovec places[2];
+    EXPECT_EQ(reading.reader().want(places), 1);
+    return places[0].iov_len;
+  };
+  const size_t before = room();
+  reading.feed(to_bytes({.meta = pattern(5 << 20)}));
+  ASSERT_EQ(reading.frames().size(), 1u);
+  EXPECT_TRUE(same(reading.frames()[0].meta.span(), pattern(5 << 20)));
+  EXPECT_EQ(room(), before);
+  reading.feed(to_bytes({.meta = pattern(100)}));
+  EXPECT_EQ(reading.frames().size(), 2u);
+}
+
 TEST(FrameReader, IsIdleOnlyBetweenFrames) {
   const Bytes stream = to_bytes({.meta = pattern(16), .segments = {pattern(20)}});
   Reading reading;
