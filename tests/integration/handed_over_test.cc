@@ -76,12 +76,12 @@ const Promise<Tensor>& kept_later() {
   return promise;
 }
 Future<Tensor> make_for_all(int64_t seed, int64_t bytes) {
-  if (!kept_later().future().ready()) kept_later().set_value(make_own(seed, bytes));
+  if (!kept_later().future().ready()) kept_later().set_value(shared_pattern(seed, bytes));
   return kept_later().future();
 }
 // Answers when all may; it has no use for its argument by then.
-const Promise<void>& all_may_answer() {
-  static const Promise<void> promise;
+Promise<void>& all_may_answer() {
+  static Promise<void> promise;
   return promise;
 }
 Future<int64_t> sum_later(const Tensor& x) {
@@ -183,9 +183,12 @@ TEST_P(HandedOver, WhatSomebodyKeepsIsCopied) {
   EXPECT_TRUE(is_pattern(x, 5));
   kept_by(1).zero_();
   EXPECT_TRUE(is_pattern(x, 5));
-  const Tensor y = w0().rpc_sync("w1", make_later, 5, 4 * kMiB);
+  const Tensor y = w0().rpc_sync("w1", make_for_all, 5, 4 * kMiB);
   EXPECT_TRUE(is_pattern(y, 5));
   EXPECT_EQ(handed_over_to(w0()), 0u);
+  // Expect: a Future that nobody else has any more is no reason.
+  EXPECT_TRUE(is_pattern(w0().rpc_sync("w1", make_later, 5, 4 * kMiB), 5));
+  EXPECT_EQ(handed_over_to(w0()), 4u * kMiB);
 
   // Expect: an argument that the caller keeps, or has a view of, is his.
   Tensor mine = shared_pattern(1, kMiB);
@@ -294,11 +297,12 @@ TEST_P(ReceivedMemory, CountsForAsLongAsTheTensorLives) {
 }
 
 TEST_P(ReceivedMemory, IsLetGoOfByACallThatHasNoUseForItAnyMore) {
+  all_may_answer() = Promise<void>();
   const auto answer = w0().rpc_async("w1", sum_later, make_own(3, 8 * kMiB));
   EXPECT_TRUE(eventually([&] { return idle_at(w1()) >= 8u * kMiB; }));
   EXPECT_EQ(received_by(w1()), 0u);
   EXPECT_FALSE(answer.ready());
-  if (!all_may_answer().future().ready()) all_may_answer().set_value();
+  all_may_answer().set_value();
   EXPECT_EQ(answer.wait(), make_own(3, 8 * kMiB).sum().item<int64_t>());
 }
 

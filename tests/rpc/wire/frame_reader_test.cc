@@ -231,7 +231,7 @@ TEST(FrameReader, KeepsNoRoomForARareLargeFrame) {
   ASSERT_EQ(reading.frames().size(), 1u);
   EXPECT_TRUE(same(reading.frames()[0].meta.span(), pattern(5 << 20)));
   EXPECT_EQ(room(), before);
-  reading.feed(to_bytes({.meta = pattern(100)}));
+  reading.feed(to_bytes({.meta = pattern(104)}));
   EXPECT_EQ(reading.frames().size(), 2u);
 }
 
