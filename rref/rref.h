@@ -53,7 +53,7 @@ class RRef {
   //            PROTOCOL.md), kCancelled (a reference that came with a call that had failed), and
   //            what rpc_sync throws
   //   grads    inside a dist_autograd::Context: recorded as one send/recv pair
-  //   cost     1 round trip and 1 copy of T; neither when is_owner()
+  //   cost     1 round trip, 1 copy of T by its owner and 1 on the way; none when is_owner()
   T to_here(const CallOptions& options = {}) const requires Encodable<T> {
     if (is_owner()) return *local(options);
     return fetch(std::nullopt, options);

@@ -48,7 +48,7 @@ int least_quota(const std::string& mount, std::string group) {
 
 }  // namespace
 
-int processors_by_quota(const std::string& groups, const std::string& mount) noexcept try {
+int processors_by_quota(const char* groups, const char* mount) noexcept try {
   int least = std::numeric_limits<int>::max();
   std::ifstream lines(groups);
   for (std::string line; std::getline(lines, line);) {  // "4:cpu,cpuacct:/group", "0::/group"
@@ -59,7 +59,7 @@ int processors_by_quota(const std::string& groups, const std::string& mount) noe
       least = std::min(least, least_quota(mount, path));
     } else if (("," + of + ",").find(",cpu,") != std::string::npos) {
       for (const std::string& folder : {of, std::string("cpu")}) {
-        least = std::min(least, least_quota(mount + "/" + folder, path));
+        least = std::min(least, least_quota(std::string(mount) + "/" + folder, path));
       }
     }
   }

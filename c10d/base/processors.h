@@ -3,8 +3,6 @@
 // Processors: how many of the machine's this process may use.
 #pragma once
 
-#include <string>
-
 namespace farspan {
 
 // By the affinity (taskset(1), a container's cpuset) of its first thread, which those that it
@@ -20,6 +18,6 @@ bool has_all_processors() noexcept;
 // none.
 //   groups  a file as /proc/self/cgroup
 //   mount   a folder as /sys/fs/cgroup, of version 1 or 2
-int processors_by_quota(const std::string& groups, const std::string& mount) noexcept;
+int processors_by_quota(const char* groups, const char* mount) noexcept;
 
 }  // namespace farspan

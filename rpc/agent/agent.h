@@ -140,7 +140,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void accept(std::unique_ptr<transport::Stream> stream);
   void shake_hands(std::unique_ptr<transport::Stream> stream, Handshake handshake,
                    Greeting::OnEnd on_end);
-  void greet_lane(const std::shared_ptr<Connection>& line,
+  void greet_lane(const std::shared_ptr<Connection>& line, std::shared_ptr<void> dials,
                   std::unique_ptr<transport::Stream> stream);
   std::optional<Error> admit(const wire::Hello& peer, Welcome& welcome);
   void adopt(Greeting::Outcome outcome, int welcomed);

@@ -88,8 +88,9 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // the peer dials when it has heard the line. False: it takes no more.
   bool takes_lanes() const;
   void add_lane(Greeting::Outcome greeted);
-  // One that this worker has dialled does not come. Others are wanted later.
-  void lack_lane(const Error& why);
+  // Those that this worker has dialled have come, or will not. Where there is none, others are
+  // wanted later.
+  void lanes_were_dialled();
 
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
@@ -203,7 +204,6 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void close_ended();
   void withdraw(uint64_t offer);
   std::vector<std::shared_ptr<Lane>> lanes() const;
-  void want_lanes_again();
   BytesMoved by_lanes_locked() const FARSPAN_REQUIRES(mutex_);
   bool carries_locked() const FARSPAN_REQUIRES(mutex_) { return stream_ && !is_closed(); }
   bool send_in_pieces(uint64_t offer, const std::vector<Buffer>& segments)
@@ -283,7 +283,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
 
   // Held while what was asked for is handed to outboxes: an offer is withdrawn before, or after.
   Mutex answering_;
-  std::atomic<bool> lanes_wanted_{false}, lanes_are_late_{false};
+  std::atomic<bool> lanes_wanted_{false};
 
   mutable Mutex mutex_;
   std::vector<std::string> refused_ FARSPAN_GUARDED_BY(mutex_);
@@ -295,6 +295,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   std::vector<std::shared_ptr<Lane>> lanes_ FARSPAN_GUARDED_BY(mutex_);
   std::unordered_set<uint64_t> in_pieces_ FARSPAN_GUARDED_BY(mutex_);  // offers, until taken
   BytesMoved by_ended_lanes_ FARSPAN_GUARDED_BY(mutex_);
+  std::chrono::seconds lanes_pause_ FARSPAN_GUARDED_BY(mutex_){1};  // before others are dialled
   Heartbeat heartbeat_ FARSPAN_GUARDED_BY(mutex_);
   bool closing_ FARSPAN_GUARDED_BY(mutex_) = false;
   std::optional<Error> why_closed_ FARSPAN_GUARDED_BY(mutex_);

@@ -1,6 +1,7 @@
 // Large segments between hosts: they are offered as within a host, and come in pieces, by
 // connections beside the line, where there are some.
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <new>
 #include <span>
@@ -14,7 +15,7 @@ namespace {
 
 // However many the peer dials.
 constexpr size_t kMostLanes = 32;
-constexpr std::chrono::seconds kLanesAgainAfter{1};
+constexpr std::chrono::seconds kLongestLanesPause{60};
 
 }  // namespace
 
@@ -47,18 +48,17 @@ BytesMoved Connection::moved() const {
   return moved;
 }
 
-void Connection::lack_lane(const Error& why) {
-  log(LogLevel::kInfo, "agent", "no lane to worker '" + peer_.name + "': " + why.what());
-  if (lanes_are_late_.exchange(true)) return;
-  reactor_.timers().add(Clock::now() + kLanesAgainAfter, [weak = weak_from_this()] {
-    if (const auto source = weak.lock()) static_cast<Connection&>(*source).want_lanes_again();
+void Connection::lanes_were_dialled() {
+  TimePoint again;
+  {
+    MutexLock lock(mutex_);
+    if (closing_ || !lanes_.empty()) return;
+    again = Clock::now() + lanes_pause_;
+    lanes_pause_ = std::min(2 * lanes_pause_, kLongestLanesPause);
+  }
+  reactor_.timers().add(again, [weak = weak_from_this()] {
+    if (const auto line = weak.lock()) static_cast<Connection&>(*line).lanes_wanted_ = false;
   });
-}
-
-void Connection::want_lanes_again() {
-  lanes_are_late_ = false;
-  MutexLock lock(mutex_);
-  if (lanes_.empty()) lanes_wanted_ = false;
 }
 
 BytesMoved Connection::by_lanes_locked() const {

@@ -288,6 +288,14 @@ void Agent::shake_hands(std::unique_ptr<transport::Stream> stream, Handshake han
   greeting->start(Deadline::in(options_.connect_timeout));
 }
 
+namespace {
+
+void log_missing_lane(const Connection& line, const Error& why) {
+  log(LogLevel::kInfo, "agent", "no lane to worker '" + line.peer().name + "': " + why.what());
+}
+
+}  // namespace
+
 // Lanes that cannot be had are done without.
 void Agent::on_lanes_wanted(const std::shared_ptr<Connection>& line) {
   const auto rank = static_cast<size_t>(line->peer().rank);
@@ -301,27 +309,29 @@ void Agent::on_lanes_wanted(const std::shared_ptr<Connection>& line) {
     const auto endpoint = std::find_if(endpoints.begin(), endpoints.end(),
                                        [&](const auto& e) { return transport->reaches(e); });
     if (endpoint == endpoints.end()) continue;
+    // Goes with the last of them.
+    const std::shared_ptr<void> dials(nullptr, [line](void*) { line->lanes_were_dialled(); });
     for (int i = 0; i < options_.connection.lanes; ++i) {
       transport->connect(*endpoint, Deadline::in(options_.connect_timeout),
-                         [this, line](auto result) {
+                         [this, line, dials](auto result) {
                            if (const Error* why = std::get_if<1>(&result)) {
-                             return line->lack_lane(*why);
+                             return log_missing_lane(*line, *why);
                            }
-                           greet_lane(line, std::move(std::get<0>(result)));
+                           greet_lane(line, dials, std::move(std::get<0>(result)));
                          });
     }
   }
 }
 
-void Agent::greet_lane(const std::shared_ptr<Connection>& line,
+void Agent::greet_lane(const std::shared_ptr<Connection>& line, std::shared_ptr<void> dials,
                        std::unique_ptr<transport::Stream> stream) {
   if (!line->takes_lanes() || stopping_) return;
   wire::Hello mine = hello();
   mine.lane_of = line->number();
   shake_hands(std::move(stream),
               Handshake::opener(std::move(mine), line->peer(), instance_of(line->peer().rank)),
-              [line](Greeting::Outcome outcome) {
-                if (outcome.failure) return line->lack_lane(*outcome.failure);
+              [line, dials = std::move(dials)](Greeting::Outcome outcome) {
+                if (outcome.failure) return log_missing_lane(*line, *outcome.failure);
                 line->add_lane(std::move(outcome));
               });
 }

@@ -119,9 +119,9 @@ struct MessengerCounters : BytesMoved {
   int64_t in_flight = 0;      // requests of ours that wait for their answer
   int connections = 0;
   int threads = 0;
-  // Polling for messages (WorkerOptions::max_polling): how often it found some, how often it ended
-  // with a sleep, and how long it took in all. Where others want every processor a thread looks
-  // between their turns instead: that is counted, and takes none of the time.
+  // Polling (WorkerOptions::max_polling) for messages, or who helps to read one: how often it found
+  // that, or other work, how often nothing, and how long it took in all. Where others want every
+  // processor one looks between their turns instead: that is counted, and takes none of the time.
   uint64_t polls_that_found = 0, polls_in_vain = 0;
   std::chrono::nanoseconds polling{};
   uint64_t wakeups = 0;  // idle threads that were woken to run what another could not

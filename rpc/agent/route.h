@@ -68,7 +68,7 @@ struct Route : BytesMoved {
   bool reads_memory = false;         // large tensors that come are read out of its memory,
   bool is_read = false;              // and those that go out of this worker's, as far as is known
   std::string why_not_read;          // why one of the two does not work; over TCP not tried
-  std::string why_not_mapped;        // why what it last handed over was copied all the same
+  std::string why_not_mapped;        // why what it handed over was copied, the last time
   int lanes = 0;                     // connections beside it, to another host, for large tensors
   uint64_t bytes_by_lanes = 0;  // of all that was sent and received, also by those that have ended
   std::vector<DeviceRoute> devices;  // those between which tensors have been sent

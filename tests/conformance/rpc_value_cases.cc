@@ -214,19 +214,6 @@ TEST_P(RpcSuite, AnArgumentThatIsReturnedIsNotCopied) {
   EXPECT_LT(w0().rpc_sync("w1", memory_of_tensors) - before, 3 * kBytes / 2);
 }
 
-// Whoever has the reference may change it while the answer is read.
-TEST_P(RpcSuite, AValueThatIsFetchedIsCopied) {
-  start();
-  if (!GetParam().real) GTEST_SKIP() << "simulated messengers have no memory of their own";
-  constexpr int64_t kBytes = 7 << 20;  // a size of this test's only
-  const Tensor x = at::ones({kBytes}, at::kByte);
-  const RRef<Tensor> value = w0().remote("w1", same<Tensor>, x);
-  EXPECT_TRUE(eventually([&] { return value.confirmed_by_owner(); }));
-  const int64_t before = w0().rpc_sync("w1", memory_of_tensors);
-  EXPECT_TRUE(at::equal(value.to_here(), x));
-  EXPECT_GE(w0().rpc_sync("w1", memory_of_tensors) - before, kBytes);
-}
-
 TEST_P(RpcSuite, ReferencesTravelInsideContainers) {
   start();
   const CounterRef near = w0().remote("w1", add, 1, 1);

@@ -43,7 +43,9 @@ class ControlGroups : public ::testing::Test {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text << '\n';
   }
-  int processors() { return processors_by_quota(folder_.file("groups"), folder_.file("mount")); }
+  int processors() {
+    return processors_by_quota(folder_.file("groups").c_str(), folder_.file("mount").c_str());
+  }
 
   const TemporaryFolder folder_;
 };

@@ -309,7 +309,8 @@ TEST(Source, WhoMayNotPollForAnAnswerLooksBetweenTheTurnsOfOthers) {
     has_crowd |= net::was_crowded();
     return stopped.reactor.counters().spin_hits > 0;
   });
-  EXPECT_TRUE(has_looked || has_crowd);
+  if (!has_looked && has_crowd) GTEST_SKIP() << "others compute all the time";
+  EXPECT_TRUE(has_looked);
   EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
 }
 
@@ -331,7 +332,8 @@ TEST(Source, WhoMayNotPollForRequestsLooksBetweenTheTurnsOfOthers) {
     has_crowd |= net::was_crowded();
     return stopped.reactor.counters().spin_hits > 0;
   });
-  EXPECT_TRUE(has_looked || has_crowd);
+  if (!has_looked && has_crowd) GTEST_SKIP() << "others compute all the time";
+  EXPECT_TRUE(has_looked);
   EXPECT_EQ(stopped.reactor.counters().spin_time.count(), 0);
 }
 
