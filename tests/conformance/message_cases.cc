@@ -440,10 +440,9 @@ TEST_P(CollectiveSuite, AMonitoredBarrierNamesWhoDoesNotCome) {
     on_each(4, [&](int rank) {
       dist::monitored_barrier();  // their lines are there, and so are they
       if (rank != 1 && rank != 3) {
-        const Error error = error_of([&] {
-          const Millis timeout = rank == 0 ? 200ms : 20s;
-          dist::monitored_barrier({.timeout = timeout, .wait_all_ranks = all});
-        });
+        const Millis timeout = rank == 0 ? 200ms : 20s;
+        const Error error =
+            error_of([&] { dist::monitored_barrier({.timeout = timeout, .wait_all_ranks = all}); });
         EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
         if (rank == 0) {
           const std::string missing = all ? who(1) + ", " + who(3) : who(1);
