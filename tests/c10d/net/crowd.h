@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -53,5 +54,17 @@ inline InCrowd polls_in_crowd(const std::function<bool()>& polls) {
   }
   return result;
 }
+
+// Nobody may poll while it is there.
+class NoPermits {
+ public:
+  NoPermits() {
+    while (permits_.emplace_back(false)) {
+    }
+  }
+
+ private:
+  std::deque<net::SpinPermit> permits_;
+};
 
 }  // namespace farspan::testing

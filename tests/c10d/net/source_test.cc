@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -273,18 +274,6 @@ TEST(Source, ALeaseInUseWakesNobody) {
   };
   EXPECT_TRUE(eventually([&] { return sleeps_in_fifty_leases() < 10; }));
 }
-
-// Nobody may poll while it is there.
-class NoPermits {
- public:
-  NoPermits() {
-    while (permits_.emplace_back(false)) {
-    }
-  }
-
- private:
-  std::deque<net::SpinPermit> permits_;
-};
 
 // While this is done over and over; seldom, or not at all, while other programs compute.
 void expect_looks_between_turns(const Reactor& reactor, const std::function<void()>& one) {
