@@ -229,12 +229,9 @@ bool Reactor::spin(Source& hot) {
   SpinTime time(start, budget);
   uint64_t passed = hot.passed_bytes();
   while (!stopping_.load(std::memory_order_relaxed) && !hot.removed()) {
-    if (hot.pump(role)) {
-      hot.reads().arrived(time.now());
-      count_spin(time.now() - start, true);
-      return true;
-    }
-    if (has_task()) {
+    const bool has_come = hot.pump(role);
+    if (has_come) hot.reads().arrived(time.now());
+    if (has_come || has_task()) {
       count_spin(time.now() - start, true);
       return true;
     }

@@ -320,7 +320,6 @@ TEST_P(ReceivedMemory, IsNotKeptForMoreAfterTheEnd) {
 
 // What others can still change is copied before it is read.
 TEST_P(ReceivedMemory, AResultsIsItsOwnWhereSomebodyElseHasIt) {
-  if (GetParam() == std::string("tcp")) GTEST_SKIP() << "there a result travels";
   EXPECT_TRUE(is_pattern(w0().rpc_sync("w1", make_own, 5, 4 * kMiB), 5));
   EXPECT_EQ(idle_at(w1()), 0u) << "nobody else has it";
   const Tensor first = w0().rpc_sync("w1", make_for_all, 5, 4 * kMiB);

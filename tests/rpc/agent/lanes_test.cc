@@ -243,10 +243,7 @@ TEST(Lanes, ThereAreNoneWithinAHost) {
 class StrangersLaneTest : public ::testing::Test {
  public:
   static wire::Hello hello() {
-    wire::Hello hello;
-    hello.name = "w1";
-    hello.rank = 1;
-    hello.instance = {1, 2};
+    wire::Hello hello = hello_of(1);
     hello.generation = "test";
     hello.features = wire::kHasLanes;
     hello.line = 77;
