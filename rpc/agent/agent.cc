@@ -268,7 +268,12 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
     const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
     frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
   }
-  for (int lines = 0; lines < kMostLines; ++lines) {
+  call_by_next_line(to, frame, deadline, handler, will_wait);
+}
+
+void Agent::call_by_next_line(int to, wire::OutFrame& frame, Deadline deadline,
+                              const std::shared_ptr<ReplyHandler>& handler, bool will_wait) {
+  while (handler->lines_++ < kMostLines) {
     std::shared_ptr<Connection> line;
     try {
       line = line_to(to);
@@ -281,6 +286,10 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
       Error(Code::kDisconnected, "each of " + std::to_string(kMostLines) +
                                      " lines to it broke before this call could be sent")
           .advice("look at that worker's log, and at the network on the way to it"));
+}
+
+void Agent::on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall&& call) {
+  call_by_next_line(connection->peer().rank, call.frame, call.deadline, call.handler, false);
 }
 
 bool Agent::cancel(int to, const ReplyHandler& handler) {

@@ -28,6 +28,7 @@
 #include <farspan/rpc/agent/outbox.h>
 #include <farspan/rpc/agent/pending_calls.h>
 #include <farspan/rpc/agent/route.h>
+#include <farspan/rpc/agent/unsent_call.h>
 
 namespace farspan::agent {
 
@@ -41,6 +42,9 @@ class ConnectionOwner {
   virtual void on_late_reply(const std::shared_ptr<Connection>& connection,
                              wire::InFrame&& frame) = 0;
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
+  // After that, where it has broken: of this call nothing has left, and its handler has heard
+  // nothing.
+  virtual void on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall&& call) = 0;
   // Large segments leave: lanes would carry them, and there are none. Once, until all that there
   // were have ended, or a while after those that were dialled did not come.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
@@ -95,7 +99,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
   // wire fails with kInvalidArgument, and nothing is sent.
   //   returns  false: the line broke before; nothing of the request has left, `handler` has heard
-  //            nothing, and the frame is as it was: for another line
+  //            nothing, and the frame is as it was: for another line. Where the line breaks later,
+  //            and still nothing has left, ConnectionOwner::on_unsent() has it
   bool call(wire::OutFrame& frame, Deadline deadline, const std::shared_ptr<ReplyHandler>& handler,
             bool will_wait);
   // Ends the call of `handler` as its deadline would, with kCancelled; false: it has none here.
@@ -190,6 +195,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   bool wait_for_room(uint64_t bytes, Deadline deadline);
   void leave_row(const FutureCore& room);
   void make_room();
+  std::vector<UnsentCall> take_unsent(std::vector<PendingCalls::Taken>& calls) noexcept;
   void end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
                  const std::function<void()>& last);
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);

@@ -1,6 +1,8 @@
 // How a line ends: what came before is delivered first, then all that waits on it hears why.
 #include <deque>
+#include <new>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include <farspan/c10d/net/batch.h>
@@ -11,7 +13,7 @@ namespace farspan::agent {
 // The other side may have written more before it closed: whoever reads ends the connection when
 // that has been read.
 void Connection::close_broken() {
-  outbox_.close();
+  outbox_.stop_writing();
   if (is_open()) stream_->shut();
 }
 
@@ -59,15 +61,45 @@ void Connection::close(const Error& why) {
   if (was_open) reactor_.remove(*this);
   if (has_stream) stream_->shut();
   for (const auto& lane : lanes) lane->close();
+  auto calls = pending_.close();  // before anybody who waits for room adds to them
+  const auto unsent = std::make_shared<std::vector<UnsentCall>>();
+  if (has_broken()) *unsent = take_unsent(calls);
   outbox_.close();
   offers_.close();
   leases_.close();
   asked_.close();
   if (mapped_blocks) mapped_blocks->close();
-  auto calls = pending_.close();  // before anybody who waits for room adds to them
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
-  end_calls(std::move(calls), why, [self = self(), why] { self->owner_.on_closed(self, why); });
+  end_calls(std::move(calls), why, [self = self(), why, unsent] {
+    self->owner_.on_closed(self, why);
+    for (UnsentCall& call : *unsent) self->owner_.on_unsent(self, std::move(call));
+  });
+}
+
+// Out of those that wait for their answers. Where there is no memory they end with the others.
+std::vector<UnsentCall> Connection::take_unsent(std::vector<PendingCalls::Taken>& calls) noexcept {
+  std::vector<UnsentCall> unsent;
+  std::vector<uint64_t> requests;
+  try {
+    std::unordered_map<uint64_t, PendingCalls::Taken*> by_id;
+    for (auto& call : calls) by_id.emplace(call.id, &call);
+    for (const Outbox::Unsent& request : outbox_.take_unsent()) {
+      const auto found = by_id.find(request.id);
+      if (found == by_id.end()) continue;
+      PendingCalls::Taken& call = *found->second;
+      auto whole = as_before(request, offers_.segments_of(call.offer));
+      if (!whole) continue;
+      whole->deadline = call.deadline;
+      whole->handler = call.handler;
+      requests.push_back(request.id);
+      unsent.push_back(std::move(*whole));
+      call.handler = nullptr;
+    }
+  } catch (const std::bad_alloc&) {
+  }
+  offers_.take_back_unsent(requests);
+  return unsent;
 }
 
 // Where this worker ends the line, and not itself: the peer would take it for a way that breaks.

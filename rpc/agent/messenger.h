@@ -33,6 +33,7 @@ struct WorkerInfo {
 
 namespace agent {
 
+class Agent;
 class PendingCalls;
 
 // Gets the answer to one request. Exactly one of the two is called, once, in a thread of the
@@ -45,8 +46,10 @@ class ReplyHandler {
   virtual void on_error(const Error& why) noexcept = 0;
 
  private:
+  friend class Agent;
   friend class PendingCalls;
   std::atomic<uint64_t> request_id_{0};  // where it waits
+  int lines_ = 0;                        // that it was made on; for who makes it
 };
 
 // Where an answer goes.

@@ -68,7 +68,7 @@ Outbox::Piece Outbox::piece_of(const wire::OutFrame& frame, Buffer buffer, bool 
 
 void Outbox::open(transport::Stream& stream, std::vector<Buffer> first) {
   MutexLock lock(mutex_);
-  stream_ = &stream;
+  if (!broken_) stream_ = &stream;
   for (auto piece = first.rbegin(); piece != first.rend(); ++piece) {
     left_bytes_.fetch_add(piece->size(), std::memory_order_release);
     left_.push_front({std::move(*piece)});
@@ -87,22 +87,47 @@ void Outbox::send_last(wire::OutFrame& frame) {
   send(frame);
 }
 
-void Outbox::close() { take(); }
+void Outbox::stop_writing() {
+  MutexLock lock(mutex_);
+  stop_writing_locked();
+}
+
+void Outbox::stop_writing_locked() {
+  broken_ = true;
+  stream_ = nullptr;
+  left_bytes_.store(0, std::memory_order_release);
+}
+
+void Outbox::close() { close_and_take(); }
+
+std::deque<Outbox::Piece> Outbox::close_and_take() {
+  std::deque<Piece> taken;  // what close() drops is released outside the lock
+  MutexLock lock(mutex_);
+  stop_writing_locked();
+  closed_ = true;
+  taken.swap(left_);
+  return taken;
+}
 
 std::vector<Buffer> Outbox::take() {
-  std::deque<Piece> taken;  // what close() drops is released outside the lock
-  {
-    MutexLock lock(mutex_);
-    closed_ = true;
-    stream_ = nullptr;
-    taken.swap(left_);
-    left_bytes_.store(0, std::memory_order_release);
-  }
   std::vector<Buffer> rest;
-  for (const Piece& piece : taken) {
+  for (const Piece& piece : close_and_take()) {
     rest.push_back(piece.buffer.slice(piece.done, piece.buffer.size() - piece.done));
   }
   return rest;
+}
+
+std::vector<Outbox::Unsent> Outbox::take_unsent() {
+  std::vector<Unsent> unsent;
+  bool is_unsent = false;  // the frame that the piece is of
+  for (Piece& piece : close_and_take()) {
+    if (piece.is_first) {
+      is_unsent = piece.request != 0 && piece.done == 0;
+      if (is_unsent) unsent.push_back({piece.request, {}});
+    }
+    if (is_unsent) unsent.back().pieces.push_back(std::move(piece.buffer));
+  }
+  return unsent;
 }
 
 Outbox::State Outbox::send(wire::OutFrame& frame) {
@@ -122,13 +147,13 @@ Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
   int64_t moved = 0;
   if (stream_ && left_.empty()) {
     const iovec piece{gathered.data(), bytes};
-    moved = write_locked(&piece, 1);
-    if (moved < 0) return State::kBroken;
+    moved = std::max(write_locked(&piece, 1), int64_t{0});
     if (static_cast<uint64_t>(moved) == bytes) return State::kDone;
   }
-  return keep_locked(piece_of(
+  keep_locked(piece_of(
       frame, Buffer::borrowed(gathered.data() + moved, bytes - static_cast<uint64_t>(moved)),
       moved == 0));
+  return state_locked();
 }
 
 Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
@@ -151,8 +176,7 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
       views[i] = {pieces[first + i].data(), pieces[first + i].size()};
     }
     int64_t moved = write_locked(views.data(), static_cast<int>(count));
-    if (moved < 0) return State::kBroken;
-    if (moved == 0) break;
+    if (moved <= 0) break;
     while (first < pieces.size() && static_cast<uint64_t>(moved) >= pieces[first].size()) {
       moved -= static_cast<int64_t>(pieces[first++].size());
     }
@@ -161,12 +185,15 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
       pieces[first] = pieces[first].slice(done, pieces[first].size() - done);
     }
   }
-  State state = State::kDone;
-  for (; first < pieces.size() && state != State::kBroken; ++first) {
+  for (bool is_kept = true; first < pieces.size() && is_kept; ++first) {
     const bool is_whole = pieces[first].data() == head.data();
-    state = keep_locked(piece_of(frame, std::move(pieces[first]), is_whole));
+    is_kept = keep_locked(piece_of(frame, std::move(pieces[first]), is_whole));
   }
-  return state;
+  return state_locked();
+}
+
+Outbox::State Outbox::state_locked() const {
+  return broken_ ? State::kBroken : left_.empty() ? State::kDone : State::kLeft;
 }
 
 Outbox::State Outbox::flush() {
@@ -178,7 +205,7 @@ Outbox::State Outbox::flush() {
 }
 
 Outbox::State Outbox::flush_locked() {
-  if (closed_) return State::kBroken;
+  if (broken_) return State::kBroken;
   if (!stream_) return State::kLeft;
   while (!left_.empty()) {
     std::array<iovec, kMaxPieces> views;
@@ -229,7 +256,7 @@ Outbox::GivenUp Outbox::give_up_if(const IdOfOver& id_of_over) {
       if (is_whole) given_up.dropped.push_back(id);
     }
     if (is_over && id == dropping) {
-      left_bytes_.fetch_sub(piece.buffer.size());
+      if (!broken_) left_bytes_.fetch_sub(piece.buffer.size());
       released.push_back(std::move(piece));
       continue;
     }
@@ -241,7 +268,8 @@ Outbox::GivenUp Outbox::give_up_if(const IdOfOver& id_of_over) {
         piece.done = 0;
         piece.is_first = false;
       } catch (const std::bad_alloc&) {
-        given_up.broken = closed_ = true;
+        given_up.broken = true;
+        stop_writing_locked();
       }
     }
     kept.push_back(std::move(piece));
@@ -259,21 +287,25 @@ int64_t Outbox::write_locked(const iovec* pieces, int count) {
     case transport::IoStatus::kWouldBlock:
       return 0;
     default:
+      stop_writing_locked();
       return -1;
   }
 }
 
-Outbox::State Outbox::keep_locked(Piece piece) {
+bool Outbox::keep_locked(Piece piece) {
   const size_t size = piece.buffer.size();
   try {
     if (!piece.buffer.owner()) piece.buffer = Buffer::copy_of(piece.buffer.span());
     left_.push_back(std::move(piece));
   } catch (const std::bad_alloc&) {
-    closed_ = true;
-    return State::kBroken;
+    stop_writing_locked();
+    for (bool is_all = piece.is_first; !is_all && !left_.empty(); left_.pop_back()) {
+      is_all = left_.back().is_first;
+    }
+    return false;
   }
-  left_bytes_.fetch_add(size);  // before a look at whether the connection is open
-  return State::kLeft;
+  if (!broken_) left_bytes_.fetch_add(size);  // before a look at whether the connection is open
+  return true;
 }
 
 }  // namespace farspan::agent

@@ -47,6 +47,9 @@ class Outbox {
   // That the stream took.
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
 
+  // The stream takes nothing any more. Frames are kept from now on, those that come, too: for
+  // take_unsent().
+  void stop_writing();
   // Before close(): sends this one in place of all that was kept, unless a frame has begun to
   // leave, which this one would be read as the rest of.
   void send_last(wire::OutFrame& frame);
@@ -54,6 +57,12 @@ class Outbox {
   void close();
   // The same, but returns what was kept.
   std::vector<Buffer> take();
+  // The same, but returns the requests of which nothing has left, as they would have gone out.
+  struct Unsent {
+    uint64_t id = 0;
+    std::vector<Buffer> pieces;  // each ends where the head, a segment, or its padding ends
+  };
+  std::vector<Unsent> take_unsent();
 
  private:
   struct Piece {
@@ -69,16 +78,22 @@ class Outbox {
   State send_small(wire::OutFrame& frame, uint64_t bytes);
   State send_pieces(wire::OutFrame& frame);
   State flush_locked() FARSPAN_REQUIRES(mutex_);
-  // Moves what it can of `count` pieces; returns the bytes moved, or -1 when the stream is broken.
+  // Moves what it can of `count` pieces; returns the bytes moved, or -1 when the stream is broken,
+  // to which nothing is written any more.
   int64_t write_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(mutex_);
-  // Copies a piece without an owner. When there is no memory for it the stream must end: the next
-  // frame would be read as the rest of this one.
-  State keep_locked(Piece piece) FARSPAN_REQUIRES(mutex_);
+  // Copies a piece without an owner. False: there is no memory for it, so the frame is not kept,
+  // and nothing is written any more: the next one would be read as the rest of this one.
+  bool keep_locked(Piece piece) FARSPAN_REQUIRES(mutex_);
+  State state_locked() const FARSPAN_REQUIRES(mutex_);
+  void stop_writing_locked() FARSPAN_REQUIRES(mutex_);
 
-  std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};
+  std::deque<Piece> close_and_take();
+
+  std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};  // the former 0 once nothing is written
   Mutex mutex_;
   transport::Stream* stream_ FARSPAN_GUARDED_BY(mutex_) = nullptr;
-  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;
+  bool broken_ FARSPAN_GUARDED_BY(mutex_) = false;  // nothing is written any more
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;  // and nothing is kept
   std::deque<Piece> left_ FARSPAN_GUARDED_BY(mutex_);
 };
 

@@ -34,7 +34,7 @@ uint64_t PendingCalls::id_of_locked(size_t slot) const {
 
 PendingCalls::Taken PendingCalls::take_locked(size_t slot) {
   Call& call = slots_[slot];
-  Taken taken{std::move(call.handler), id_of_locked(slot), call.bytes, call.offer};
+  Taken taken{std::move(call.handler), id_of_locked(slot), call.bytes, call.offer, call.deadline};
   call.handler = nullptr;
   if (call.deadline.is_never()) endless_.fetch_sub(1);
   if (++call.turn == 0) call.turn = 1;

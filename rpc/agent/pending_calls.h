@@ -24,6 +24,7 @@ class PendingCalls {
     uint64_t id = 0;
     uint64_t bytes = 0;  // what the call counted for
     uint64_t offer = 0;  // of its arguments; 0: none
+    Deadline deadline;
   };
 
   // Returns the id under which the answer will come; 0 when close() was called.

@@ -48,23 +48,25 @@ TEST(UnsteadyWays, AreThoseThatBreakTwiceInAShortTime) {
 // w0 with two ways to w1, whom the test plays at the end of both.
 class BrokenLine : public ::testing::Test {
  protected:
-  BrokenLine()
-      : unix_(std::in_place, unix_streams_.keep()),
+  explicit BrokenLine(const wire::Hello& other = hello_of(1), uint64_t limit = kConnectionLimit)
+      : other_(other),
+        unix_(std::in_place, unix_streams_.keep()),
         tcp_(tcp_streams_.keep(), true),
-        agent_(options()) {
+        agent_(options(limit)) {
     agent_.set_workers({agent_.record(),
                         {{other_.name, 1}, other_.instance, {unix_->endpoint(), tcp_.endpoint()}}});
   }
   ~BrokenLine() override { agent_.stop(); }
-  static agent::AgentOptions options() {
+  static agent::AgentOptions options(uint64_t limit) {
     agent::AgentOptions options = options_of_w0({"unix", "tcp"}, Millis(20'000));
-    options.connection.max_in_flight_bytes = kConnectionLimit;
+    options.connection.max_in_flight_bytes = limit;
     return options;
   }
-  Future<wire::InFrame> call(size_t bytes = 0) {
+  Future<wire::InFrame> call(size_t bytes = 0) { return call_with(Buffer::allocate(bytes)); }
+  Future<wire::InFrame> call_with(Buffer segment) {
     const auto answer = std::make_shared<Answer>();
     wire::OutFrame frame;
-    frame.segments = {Buffer::allocate(bytes)};
+    frame.segments.push_back(std::move(segment));
     agent_.call(1, frame, Deadline::after(seconds(60)), answer, false);
     return answer->future();
   }
@@ -75,6 +77,25 @@ class BrokenLine : public ::testing::Test {
     auto line = std::make_unique<Stranger>(std::move(stream));
     welcome(*line, other_);
     return line;
+  }
+  // The same, after it has carried a call.
+  std::unique_ptr<Stranger> used(Streams& way) {
+    const auto answer = call();
+    auto line = opened(way);
+    if (!line) return nullptr;
+    answer_one(*line);
+    EXPECT_TRUE(answer.wait_for(Millis(20'000)));
+    return line;
+  }
+  // One on which the first frame that w0 writes fails, and with it the line.
+  bool fails_at_once(Streams& way) {
+    std::shared_ptr<transport::Stream> stream;
+    if (!eventually([&] { return (stream = way.take()) != nullptr; }, seconds(30))) return false;
+    Stranger line(std::move(stream));
+    if (!line.hear()) return false;  // its hello
+    line.stop_hearing();
+    line.say(hello_frame(other_, 2));
+    return !line.hear();
   }
   // A line by that way carries a call, and breaks.
   void open_and_break(Streams& way) {
@@ -87,7 +108,7 @@ class BrokenLine : public ::testing::Test {
     EXPECT_EQ(lost.error().code(), Code::kDisconnected);
   }
 
-  const wire::Hello other_ = hello_of(1);
+  const wire::Hello other_;
   Streams unix_streams_, tcp_streams_;
   std::optional<Impostor> unix_;
   const Impostor tcp_;
@@ -144,6 +165,147 @@ TEST_F(BrokenLine, CallsThatHaveNotLeftItGoByTheNextOne) {
     ASSERT_TRUE(answer.wait_for(Millis(20'000)));
     EXPECT_FALSE(answer.has_error()) << answer.error().what();
   }
+}
+
+// More lies in its outbox than the socket takes.
+class BlockedLine : public BrokenLine {
+ protected:
+  static constexpr uint64_t kLarge = 32 << 20;
+  BlockedLine() : BrokenLine(hello_of(1), 2 * kLarge) {}
+};
+
+TEST_F(BlockedLine, CallsThatLieBehindOneThatLeavesGoByTheNextOne) {
+  const std::vector<size_t> sizes = {0, 1000, 5000, 100'000};
+  auto line = used(unix_streams_);
+  ASSERT_TRUE(line);
+  const auto leaving = call(kLarge);
+  std::vector<Future<wire::InFrame>> behind;
+  for (const size_t size : sizes) behind.push_back(call(size));
+  line.reset();
+  ASSERT_TRUE(leaving.wait_for(Millis(20'000)));
+  EXPECT_EQ(leaving.error().code(), Code::kDisconnected) << "a part of it has left";
+  line = opened(unix_streams_);
+  ASSERT_TRUE(line);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    EXPECT_FALSE(behind[i].ready());
+    const auto request = line->hear();
+    ASSERT_TRUE(request);
+    EXPECT_EQ(request->segments.at(0).size(), sizes[i]) << "in another order";
+    line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+    ASSERT_TRUE(behind[i].wait_for(Millis(20'000)));
+    EXPECT_FALSE(behind[i].has_error()) << behind[i].error().what();
+  }
+}
+
+TEST_F(BrokenLine, ACallThatFindsOutGoesByTheNextOne) {
+  for (const size_t size : {size_t{100}, size_t{9000}}) {  // gathered, and in pieces
+    auto line = used(unix_streams_);
+    ASSERT_TRUE(line);
+    line->stop_hearing();
+    const Bytes bytes = pattern(size);
+    const auto answer = call_with(Buffer::copy_of(bytes));
+    line = opened(unix_streams_);
+    ASSERT_TRUE(line);
+    const auto request = line->hear();
+    ASSERT_TRUE(request);
+    EXPECT_TRUE(same(request->segments.at(0).span(), bytes));
+    line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+    ASSERT_TRUE(answer.wait_for(Millis(20'000)));
+    EXPECT_FALSE(answer.has_error()) << answer.error().what();
+    line->say(RawFrame{.kind = 6, .flags = 4});  // goodbye: not a break
+    line.reset();
+    ASSERT_TRUE(eventually([&] { return agent_.counters().connections == 0; }));
+  }
+}
+
+TEST_F(BlockedLine, ACallThatIsOverGoesByNoOther) {
+  auto line = used(unix_streams_);
+  ASSERT_TRUE(line);
+  const auto leaving = call(kLarge);
+  const auto handler = std::make_shared<Answer>();
+  const auto cancelled = handler->future();
+  wire::OutFrame frame;
+  agent_.call(1, frame, Deadline::after(seconds(60)), handler, false);
+  const auto last = call(7);
+  EXPECT_TRUE(agent_.cancel(1, *handler));
+  ASSERT_TRUE(cancelled.wait_for(Millis(20'000)));
+  EXPECT_EQ(cancelled.error().code(), Code::kCancelled);
+  line.reset();
+  line = opened(unix_streams_);
+  ASSERT_TRUE(line);
+  const auto request = line->hear();
+  ASSERT_TRUE(request);
+  EXPECT_EQ(request->segments.at(0).size(), 7u);
+  line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  ASSERT_TRUE(last.wait_for(Millis(20'000)));
+  EXPECT_FALSE(last.has_error()) << last.error().what();
+}
+
+// It has one way alone.
+class BrokenLines : public BrokenLine {
+ protected:
+  BrokenLines() {
+    agent_.set_workers({agent_.record(), {{other_.name, 1}, other_.instance, {unix_->endpoint()}}});
+  }
+};
+
+TEST_F(BrokenLines, ThreeAreEnough) {
+  const auto answer = call();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(fails_at_once(unix_streams_)) << i;
+  ASSERT_TRUE(answer.wait_for(Millis(20'000)));
+  ASSERT_TRUE(answer.has_error());
+  EXPECT_EQ(answer.error().code(), Code::kDisconnected);
+  EXPECT_EQ(answer.error().message(), "each of 3 lines to it broke before this call could be sent");
+}
+
+// The peer reads and maps memory of this process, which it is a part of.
+class BrokenLineOfReader : public BrokenLine {
+ protected:
+  BrokenLineOfReader() : BrokenLine(reader()) {}
+  static wire::Hello reader() {
+    static const wire::InstanceId probed = hello_of(1).instance;
+    wire::Hello hello = hello_of(1);
+    hello.features = wire::kReadsOffers | wire::kMapsBlocks;
+    hello.probe = reinterpret_cast<uintptr_t>(&probed);
+    return hello;
+  }
+};
+
+TEST_F(BrokenLineOfReader, WhatItWasOfferedGoesByTheNextOne) {
+  const Bytes bytes = pattern(300'000);
+  auto line = used(unix_streams_);
+  ASSERT_TRUE(line);
+  line->stop_hearing();
+  const auto answer = call_with(Buffer::copy_of(bytes));
+  line = opened(unix_streams_);
+  ASSERT_TRUE(line);
+  const auto request = line->hear();
+  ASSERT_TRUE(request);
+  EXPECT_TRUE(same(request->segments.at(0).span(), bytes));
+  line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  ASSERT_TRUE(answer.wait_for(Millis(20'000)));
+  EXPECT_FALSE(answer.has_error()) << answer.error().what();
+}
+
+TEST_F(BrokenLineOfReader, WhatWasHandedOverIsStillThisWorkers) {
+  const Bytes bytes = pattern(300'000);
+  auto line = used(unix_streams_);
+  ASSERT_TRUE(line);
+  const Buffer asked_for = agent_.allocate_shared(bytes.size());
+  std::memcpy(asked_for.data(), bytes.data(), bytes.size());
+  line->stop_hearing();
+  const auto answer = call_with(std::move(const_cast<Buffer&>(asked_for)));
+  line = opened(unix_streams_);
+  ASSERT_TRUE(line);
+  const auto request = line->hear();
+  ASSERT_TRUE(request);
+  EXPECT_TRUE(same(request->segments.at(0).span(), bytes));
+  line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+  ASSERT_TRUE(answer.wait_for(Millis(20'000)));
+  EXPECT_FALSE(answer.has_error()) << answer.error().what();
+  // Expect: it can be used again, which it could not if the peer might have it.
+  EXPECT_EQ(agent_.counters().handed_over_memory, 0u);
+  EXPECT_TRUE(eventually([&] { return agent_.counters().idle_shared_memory >= bytes.size(); }));
 }
 
 TEST_F(BrokenLine, AWayThatBreaksAgainAndAgainIsLeftForTheNextOne) {

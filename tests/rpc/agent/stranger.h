@@ -2,6 +2,7 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <memory>
@@ -96,6 +97,9 @@ class Stranger {
     }
     return reading_.frames()[heard_++];
   }
+
+  // What the agent writes from now on fails, though it may still read: over a unix socket.
+  void stop_hearing() { shutdown(stream_->read_descriptor(), SHUT_RD); }
 
   // Reads up to so many bytes, whatever they are; after that nothing can be heard any more.
   void swallow(size_t most) {
