@@ -114,7 +114,8 @@ TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
   ASSERT_TRUE(a.wait_for(seconds(20)));
   EXPECT_FALSE(a.has_error()) << a.error().what();
   ASSERT_TRUE(later.wait_for(seconds(20)));
-  EXPECT_EQ(later.error().code(), Code::kUnavailable) << "it goes by the next line, if there is one";
+  EXPECT_EQ(later.error().code(), Code::kUnavailable)
+      << "it goes by the next line, if there is one";
 }
 
 TEST_F(ConnectionTest, ACallAboveTheLimitPassesWhileASmallOneWaits) {
