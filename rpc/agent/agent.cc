@@ -6,7 +6,9 @@
 #include <charconv>
 #include <exception>
 #include <iterator>
+#include <new>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include <farspan/c10d/base/log.h>
@@ -268,35 +270,50 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
     const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
     frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
   }
-  call_by_next_line(to, frame, deadline, handler, will_wait);
+  const auto why = try_to_call(to, frame, deadline, handler, will_wait, /*had_room=*/false);
+  if (why) handler->on_error(*why);
 }
 
-void Agent::call_by_next_line(int to, wire::OutFrame& frame, Deadline deadline,
-                              const std::shared_ptr<ReplyHandler>& handler, bool will_wait) {
+// By this line or the next. Returns nothing, or why by none: then the handler hears nothing.
+std::optional<Error> Agent::try_to_call(int to, wire::OutFrame& frame, Deadline deadline,
+                                        const std::shared_ptr<ReplyHandler>& handler,
+                                        bool will_wait, bool had_room) {
   while (handler->lines_++ < kMostLines) {
     std::shared_ptr<Connection> line;
     try {
       line = line_to(to);
-    } catch (const Error& e) {
-      return handler->on_error(e);
+    } catch (const Error& why) {
+      return why;
     }
-    if (line->call(frame, deadline, handler, will_wait)) return;
+    const auto refusal = line->call(frame, deadline, handler, will_wait, had_room);
+    if (!refusal) return std::nullopt;
+    if (!refusal->for_next_line) return refusal->why;
   }
-  handler->on_error(
-      Error(Code::kDisconnected, "each of " + std::to_string(kMostLines) +
-                                     " lines to it broke before this call could be sent")
-          .advice("look at that worker's log, and at the network on the way to it"));
+  return Error(Code::kDisconnected, "each of " + std::to_string(kMostLines) +
+                                        " lines to it broke before this call could be sent")
+      .advice("look at that worker's log, and at the network on the way to it");
 }
 
-void Agent::on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall&& call) {
-  call_by_next_line(connection->peer().rank, call.frame, call.deadline, call.handler, false);
+bool Agent::on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall& call) {
+  const int to = connection->peer().rank;
+  try {
+    return !try_to_call(to, call.frame, call.deadline, call.handler, /*will_wait=*/false,
+                        /*had_room=*/true);
+  } catch (const std::bad_alloc&) {
+    const auto line = known_line(to);  // which may have taken it all the same
+    if (line) line->forget(*call.handler);
+    return false;
+  }
 }
 
 bool Agent::cancel(int to, const ReplyHandler& handler) {
-  const auto line = known_line(to);  // those of an earlier one end with it
-  bool is_cancelled = false;
-  if (line) run_here([&] { is_cancelled = line->cancel(handler); });
-  return is_cancelled;
+  for (;;) {
+    const auto line = known_line(to);
+    bool is_cancelled = false;
+    if (line) run_here([&] { is_cancelled = line->cancel(handler); });
+    if (is_cancelled || !handler.is_between_lines()) return is_cancelled;
+    std::this_thread::yield();  // which takes no longer than to send it
+  }
 }
 
 void Agent::post(int to, wire::OutFrame& frame) {

@@ -123,8 +123,9 @@ class Agent final : public Messenger, private ConnectionOwner {
   wire::Hello hello() const;
   std::unique_ptr<wire::FrameReader> new_reader() const;
 
-  void call_by_next_line(int to, wire::OutFrame& frame, Deadline deadline,
-                         const std::shared_ptr<ReplyHandler>& handler, bool will_wait);
+  std::optional<Error> try_to_call(int to, wire::OutFrame& frame, Deadline deadline,
+                                   const std::shared_ptr<ReplyHandler>& handler, bool will_wait,
+                                   bool had_room);
 
   // Dialing and being dialled: dial.cc.
   std::shared_ptr<Connection> new_line(const WorkerInfo& peer);
@@ -154,7 +155,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;
-  void on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall&& call) override;
+  bool on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall& call) override;
   void on_lanes_wanted(const std::shared_ptr<Connection>& connection) override;
   bool is_news(int rank, const std::vector<std::string>& in_vain) override;
 

@@ -135,23 +135,20 @@ bool Connection::wait(FutureCore& future, Deadline deadline, net::Expected expec
   return reactor_.wait(future, deadline, is_open() ? this : nullptr, {expected});
 }
 
-bool Connection::call(wire::OutFrame& frame, Deadline deadline,
-                      const std::shared_ptr<ReplyHandler>& handler, bool will_wait) {
-  if (const auto too_large = wire::excess(frame, wire::FrameLimits())) {
-    handler->on_error(*too_large);
-    return true;
-  }
+std::optional<Connection::Refusal> Connection::call(wire::OutFrame& frame, Deadline deadline,
+                                                    const std::shared_ptr<ReplyHandler>& handler,
+                                                    bool will_wait, bool had_room) {
+  if (const auto too_large = wire::excess(frame, wire::FrameLimits())) return Refusal{*too_large};
   const uint64_t bytes = frame.bytes() + kCallOverhead;
   const bool in_line = waiting_calls_.load() > 0 && bytes > options_.max_in_flight_bytes / kSmall;
-  const bool waits = in_line || !has_room(bytes, false);
+  const bool waits = !had_room && (in_line || !has_room(bytes, false));
   std::optional<Watch> watch;  // while it waits for room, as well
   if (waits && deadline.is_never()) watch.emplace(self());
   if (waits && !wait_for_room(bytes, deadline)) {
-    handler->on_error(
+    return Refusal{
         Error(Code::kTimeout, "calls of " + std::to_string(options_.max_in_flight_bytes >> 20) +
                                   " MiB to it are under way, and no room for this one in time")
-            .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes"));
-    return true;
+            .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes")};
   }
   const uint64_t offered = offer(frame), lease = leases_.make(frame);
   uint64_t id = pending_.add(handler, deadline, bytes, offered);
@@ -159,14 +156,7 @@ bool Connection::call(wire::OutFrame& frame, Deadline deadline,
   if (waits) make_room();  // for the next one, now that this one counts
   if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
   if (lease != 0) leases_.belongs_to(id, lease);
-  if (id == 0) {
-    withdraw(offered);
-    leases_.end(lease);
-    be_unsent(frame);
-    if (has_broken() && lease == 0) return false;  // what was lent has gone with the line
-    handler->on_error(why_closed());
-    return true;
-  }
+  if (id == 0) return refuse(frame, offered);
   frame.header.request_id = id;
   if (deadline.is_never()) {
     if (!watching_.load()) watch_peer();
@@ -179,10 +169,25 @@ bool Connection::call(wire::OutFrame& frame, Deadline deadline,
   count_question();
   if (will_wait && is_open()) reactor_.expect_answer(*this);
   const Outbox::State state = outbox_.send(frame);
+  if (state == Outbox::State::kClosed && pending_.take(id).handler) return refuse(frame, offered);
   if (state == Outbox::State::kLeft && deadline.expired())
     recall({id});  // nobody else may any more
   after_send(state, will_wait);
-  return true;
+  return std::nullopt;
+}
+
+// The line has ended: nothing of the frame has left, nor will.
+Connection::Refusal Connection::refuse(wire::OutFrame& frame, uint64_t offered) {
+  const bool lends = frame.lease != 0;  // what was lent has gone with the line
+  leases_.end(frame.lease);
+  withdraw(offered);
+  offers_.take_back_of(offered);
+  be_unsent(frame);
+  return {why_closed(), has_broken() && !lends};
+}
+
+bool Connection::forget(const ReplyHandler& handler) {
+  return pending_.take_that_of(handler).handler != nullptr;
 }
 
 bool Connection::cancel(const ReplyHandler& handler) {
@@ -240,7 +245,7 @@ void Connection::after_send(Outbox::State state, bool will_wait) {
 }
 
 bool Connection::flush() noexcept {
-  if (!outbox_.has_left() || !is_open()) return false;
+  if (!outbox_.has_left() || outbox_.is_broken() || !is_open()) return false;
   const Outbox::State state = outbox_.flush();
   if (state == Outbox::State::kBroken) close_broken();
   make_room();
@@ -250,7 +255,7 @@ bool Connection::flush() noexcept {
 // Who was offered something may still ask for it, and what was lent may still be read, at either
 // end.
 void Connection::drain(Deadline deadline) {
-  while (is_open() && !deadline.expired()) {
+  while (is_open() && !outbox_.is_broken() && !deadline.expired()) {
     flush();
     if (outbox_.has_left()) {
       if (!stream_->expect_room()) continue;

@@ -42,9 +42,9 @@ class ConnectionOwner {
   virtual void on_late_reply(const std::shared_ptr<Connection>& connection,
                              wire::InFrame&& frame) = 0;
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
-  // After that, where it has broken: of this call nothing has left, and its handler has heard
-  // nothing.
-  virtual void on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall&& call) = 0;
+  // Before that, where it has broken: of this call nothing has left, and its handler has heard
+  // nothing. Must not block. False: no other line takes it, and it ends with this one.
+  virtual bool on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall& call) = 0;
   // Large segments leave: lanes would carry them, and there are none. Once, until all that there
   // were have ended, or a while after those that were dialled did not come.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
@@ -96,13 +96,21 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // wanted later.
   void lanes_were_dialled();
 
-  // Sends a request; `handler` hears of the answer or of the failure. One that is too large for the
-  // wire fails with kInvalidArgument, and nothing is sent.
-  //   returns  false: the line broke before; nothing of the request has left, `handler` has heard
-  //            nothing, and the frame is as it was: for another line. Where the line breaks later,
-  //            and still nothing has left, ConnectionOwner::on_unsent() has it
-  bool call(wire::OutFrame& frame, Deadline deadline, const std::shared_ptr<ReplyHandler>& handler,
-            bool will_wait);
+  // Sends a request; `handler` hears of the answer or of the failure.
+  //   had_room  it need not wait for room: it had some on the line that it comes from
+  //   returns   nothing, or why it was not sent: kInvalidArgument (it is too large for the wire),
+  //             kTimeout (no room in time), or how the line has ended. Then nothing of it has left,
+  //             `handler` hears nothing, and the frame is as it was. (One that is made in the very
+  //             moment in which a broken line ends may end with it instead.)
+  struct Refusal {
+    Error why;
+    bool for_next_line = false;  // which may take it: this one has broken
+  };
+  std::optional<Refusal> call(wire::OutFrame& frame, Deadline deadline,
+                              const std::shared_ptr<ReplyHandler>& handler, bool will_wait,
+                              bool had_room = false);
+  // Its `handler` hears nothing from here any more; false: there is no such call.
+  bool forget(const ReplyHandler& handler);
   // Ends the call of `handler` as its deadline would, with kCancelled; false: it has none here.
   bool cancel(const ReplyHandler& handler);
   // In place of an answer that is too large for the wire a failed one is sent; another frame is
@@ -195,7 +203,10 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   bool wait_for_room(uint64_t bytes, Deadline deadline);
   void leave_row(const FutureCore& room);
   void make_room();
-  std::vector<UnsentCall> take_unsent(std::vector<PendingCalls::Taken>& calls) noexcept;
+  Refusal refuse(wire::OutFrame& frame, uint64_t offered);
+  std::vector<PendingCalls::Taken> close_calls();
+  std::vector<UnsentCall> take_unsent(const std::vector<Outbox::Unsent>& requests,
+                                      std::vector<PendingCalls::Taken>& calls) noexcept;
   void end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
                  const std::function<void()>& last);
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);

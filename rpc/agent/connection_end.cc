@@ -61,30 +61,38 @@ void Connection::close(const Error& why) {
   if (was_open) reactor_.remove(*this);
   if (has_stream) stream_->shut();
   for (const auto& lane : lanes) lane->close();
-  auto calls = pending_.close();  // before anybody who waits for room adds to them
-  const auto unsent = std::make_shared<std::vector<UnsentCall>>();
-  if (has_broken()) *unsent = take_unsent(calls);
-  outbox_.close();
+  auto calls = close_calls();  // before anybody who waits for room adds to them
   offers_.close();
   leases_.close();
   asked_.close();
   if (mapped_blocks) mapped_blocks->close();
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
-  end_calls(std::move(calls), why, [self = self(), why, unsent] {
-    self->owner_.on_closed(self, why);
-    for (UnsentCall& call : *unsent) self->owner_.on_unsent(self, std::move(call));
-  });
+  end_calls(std::move(calls), why, [self = self(), why] { self->owner_.on_closed(self, why); });
 }
 
-// Out of those that wait for their answers. Where there is no memory they end with the others.
-std::vector<UnsentCall> Connection::take_unsent(std::vector<PendingCalls::Taken>& calls) noexcept {
+// Returns those that end with the line.
+std::vector<PendingCalls::Taken> Connection::close_calls() {
+  const auto left = outbox_.take_unsent();
+  auto calls = pending_.close();
+  if (has_broken()) {
+    for (UnsentCall& call : take_unsent(left, calls)) {
+      if (!owner_.on_unsent(self(), call)) calls.emplace_back().handler = call.handler;
+    }
+  }
+  for (const auto& call : calls) PendingCalls::settle(call);
+  return calls;
+}
+
+// Those among `calls` of which nothing has left. Where there is no memory they stay there.
+std::vector<UnsentCall> Connection::take_unsent(const std::vector<Outbox::Unsent>& requests,
+                                                std::vector<PendingCalls::Taken>& calls) noexcept {
   std::vector<UnsentCall> unsent;
-  std::vector<uint64_t> requests;
+  std::vector<uint64_t> taken;
   try {
     std::unordered_map<uint64_t, PendingCalls::Taken*> by_id;
     for (auto& call : calls) by_id.emplace(call.id, &call);
-    for (const Outbox::Unsent& request : outbox_.take_unsent()) {
+    for (const Outbox::Unsent& request : requests) {
       const auto found = by_id.find(request.id);
       if (found == by_id.end()) continue;
       PendingCalls::Taken& call = *found->second;
@@ -92,13 +100,13 @@ std::vector<UnsentCall> Connection::take_unsent(std::vector<PendingCalls::Taken>
       if (!whole) continue;
       whole->deadline = call.deadline;
       whole->handler = call.handler;
-      requests.push_back(request.id);
+      taken.push_back(request.id);
       unsent.push_back(std::move(*whole));
       call.handler = nullptr;
     }
   } catch (const std::bad_alloc&) {
   }
-  offers_.take_back_unsent(requests);
+  offers_.take_back_unsent(taken);
   return unsent;
 }
 

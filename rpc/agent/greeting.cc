@@ -100,7 +100,7 @@ void Greeting::perform(Handshake::Action action) {
     action = {};
     action.failure = Error(Code::kOverloaded, "no memory for what came behind a handshake");
   }
-  if (action.send && send(*action.send) == Outbox::State::kBroken && !action.failure) {
+  if (action.send && send(*action.send) >= Outbox::State::kBroken && !action.failure) {
     action.peer.reset();
     action.failure = Error(Code::kDisconnected, "closed during the handshake");
   }

@@ -48,6 +48,8 @@ class ReplyHandler {
  private:
   friend class Agent;
   friend class PendingCalls;
+  static constexpr uint64_t kBetweenLines = UINT64_MAX;
+  bool is_between_lines() const noexcept { return request_id_.load() == kBetweenLines; }
   std::atomic<uint64_t> request_id_{0};  // where it waits
   int lines_ = 0;                        // that it was made on; for who makes it
 };
@@ -213,7 +215,8 @@ class Messenger {
   // Told each time that a line to a worker ends or cannot be made; from any thread, must not block,
   // nor wait for that worker: calls to it go when all have been told.
   //   why  kShutdown: the worker has said goodbye, and its run is over; else it is out of reach and
-  //        may be back on a new line, which nothing of the old one survives
+  //        may be back on a new line, by which calls go that have not left on the old one, and
+  //        which nothing else of that survives
   using OnLost = std::function<void(int rank, const Error& why)>;
   virtual void on_worker_lost(OnLost callback) = 0;
 

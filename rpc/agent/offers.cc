@@ -83,12 +83,24 @@ void Offers::take_back(uint64_t block) noexcept {
 }
 
 void Offers::take_back_unsent(std::span<const uint64_t> requests) noexcept {
+  if (requests.empty()) return;
+  take_back_if([&](const Away& away) {
+    return std::ranges::find(requests, away.request) != requests.end();
+  });
+}
+
+void Offers::take_back_of(uint64_t id) noexcept {
+  take_back_if([id](const Away& away) { return away.offer == id; });
+}
+
+template <class IsBack>
+void Offers::take_back_if(const IsBack& is_back) noexcept {
   AllAway back;
-  if (requests.empty() || handed_over_.load() == 0) return;
+  if (handed_over_.load() == 0) return;
   MutexLock lock(mutex_);
   for (auto next = away_.begin(); next != away_.end();) {
     const auto at = next++;
-    if (std::ranges::find(requests, at->second.request) == requests.end()) continue;
+    if (!is_back(at->second)) continue;
     handed_over_.fetch_sub(at->second.segment.size());
     back.insert(away_.extract(at));
   }

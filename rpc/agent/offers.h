@@ -47,6 +47,8 @@ class Offers {
   void take_back(uint64_t block) noexcept;
   // Nothing of these requests will ever leave: the peer has none of their blocks.
   void take_back_unsent(std::span<const uint64_t> requests) noexcept;
+  // The same of an offer that will never leave.
+  void take_back_of(uint64_t id) noexcept;
   // Withdraws all, and gives up what was handed over; later ones are not made.
   void close() noexcept;
 
@@ -67,6 +69,8 @@ class Offers {
   };
   using AllAway = std::unordered_map<uint64_t, Away>;
   std::vector<wire::HandedOver> blocks_of(const wire::OutFrame& frame, uint64_t from) const;
+  template <class IsBack>
+  void take_back_if(const IsBack& is_back) noexcept;
   void release(Kept kept) noexcept;
 
   std::atomic<size_t> count_{0};

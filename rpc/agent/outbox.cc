@@ -93,9 +93,8 @@ void Outbox::stop_writing() {
 }
 
 void Outbox::stop_writing_locked() {
-  broken_ = true;
+  broken_.store(true);
   stream_ = nullptr;
-  left_bytes_.store(0, std::memory_order_release);
 }
 
 void Outbox::close() { close_and_take(); }
@@ -106,6 +105,7 @@ std::deque<Outbox::Piece> Outbox::close_and_take() {
   stop_writing_locked();
   closed_ = true;
   taken.swap(left_);
+  left_bytes_.store(0, std::memory_order_release);
   return taken;
 }
 
@@ -117,15 +117,20 @@ std::vector<Buffer> Outbox::take() {
   return rest;
 }
 
-std::vector<Outbox::Unsent> Outbox::take_unsent() {
+std::vector<Outbox::Unsent> Outbox::take_unsent() noexcept {
+  std::deque<Piece> taken = close_and_take();
   std::vector<Unsent> unsent;
   bool is_unsent = false;  // the frame that the piece is of
-  for (Piece& piece : close_and_take()) {
-    if (piece.is_first) {
-      is_unsent = piece.request != 0 && piece.done == 0;
-      if (is_unsent) unsent.push_back({piece.request, {}});
+  try {
+    for (Piece& piece : taken) {
+      if (piece.is_first) {
+        is_unsent = piece.request != 0 && piece.done == 0;
+        if (is_unsent) unsent.push_back({piece.request, {}});
+      }
+      if (is_unsent) unsent.back().pieces.push_back(std::move(piece.buffer));
     }
-    if (is_unsent) unsent.back().pieces.push_back(std::move(piece.buffer));
+  } catch (const std::bad_alloc&) {
+    unsent.clear();
   }
   return unsent;
 }
@@ -143,7 +148,7 @@ Outbox::State Outbox::send_small(wire::OutFrame& frame, uint64_t bytes) {
     if (!frame.is_offered(segment)) end = put_padded(end, segment.data(), segment.size());
   }
   MutexLock lock(mutex_);
-  if (closed_) return State::kBroken;
+  if (closed_) return State::kClosed;
   int64_t moved = 0;
   if (stream_ && left_.empty()) {
     const iovec piece{gathered.data(), bytes};
@@ -167,7 +172,7 @@ Outbox::State Outbox::send_pieces(wire::OutFrame& frame) {
     if (padding > 0) pieces.push_back(Buffer::borrowed(kPadding, padding));
   }
   MutexLock lock(mutex_);
-  if (closed_) return State::kBroken;
+  if (closed_) return State::kClosed;
   size_t first = 0;
   while (stream_ && left_.empty() && first < pieces.size()) {
     std::array<iovec, kMaxPieces> views;
@@ -256,7 +261,7 @@ Outbox::GivenUp Outbox::give_up_if(const IdOfOver& id_of_over) {
       if (is_whole) given_up.dropped.push_back(id);
     }
     if (is_over && id == dropping) {
-      if (!broken_) left_bytes_.fetch_sub(piece.buffer.size());
+      left_bytes_.fetch_sub(piece.buffer.size());
       released.push_back(std::move(piece));
       continue;
     }
@@ -293,6 +298,7 @@ int64_t Outbox::write_locked(const iovec* pieces, int count) {
 }
 
 bool Outbox::keep_locked(Piece piece) {
+  if (broken_ && piece.request == 0) return false;  // nobody asks for it any more
   const size_t size = piece.buffer.size();
   try {
     if (!piece.buffer.owner()) piece.buffer = Buffer::copy_of(piece.buffer.span());
@@ -301,10 +307,11 @@ bool Outbox::keep_locked(Piece piece) {
     stop_writing_locked();
     for (bool is_all = piece.is_first; !is_all && !left_.empty(); left_.pop_back()) {
       is_all = left_.back().is_first;
+      left_bytes_.fetch_sub(left_.back().buffer.size());
     }
     return false;
   }
-  if (!broken_) left_bytes_.fetch_add(size);  // before a look at whether the connection is open
+  left_bytes_.fetch_add(size);  // before a look at whether the connection is open
   return true;
 }
 

@@ -17,7 +17,8 @@ namespace farspan::agent {
 // Threading: every method from any thread; frames leave in the order of send().
 class Outbox {
  public:
-  enum class State { kDone, kLeft, kBroken };
+  // kBroken: nothing is written any more; kClosed: and the frame is not kept, either.
+  enum class State { kDone, kLeft, kBroken, kClosed };
 
   // Until open(), frames are only kept. `first` goes out before them: what another outbox had left.
   void open(transport::Stream& stream, std::vector<Buffer> first = {});
@@ -47,9 +48,10 @@ class Outbox {
   // That the stream took.
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
 
-  // The stream takes nothing any more. Frames are kept from now on, those that come, too: for
+  // The stream takes nothing any more. Requests are kept from now on, those that come, too: for
   // take_unsent().
   void stop_writing();
+  bool is_broken() const noexcept { return broken_.load(); }  // or was told so, or closed
   // Before close(): sends this one in place of all that was kept, unless a frame has begun to
   // leave, which this one would be read as the rest of.
   void send_last(wire::OutFrame& frame);
@@ -62,7 +64,7 @@ class Outbox {
     uint64_t id = 0;
     std::vector<Buffer> pieces;  // each ends where the head, a segment, or its padding ends
   };
-  std::vector<Unsent> take_unsent();
+  std::vector<Unsent> take_unsent() noexcept;  // none where there is no memory
 
  private:
   struct Piece {
@@ -81,19 +83,20 @@ class Outbox {
   // Moves what it can of `count` pieces; returns the bytes moved, or -1 when the stream is broken,
   // to which nothing is written any more.
   int64_t write_locked(const iovec* pieces, int count) FARSPAN_REQUIRES(mutex_);
-  // Copies a piece without an owner. False: there is no memory for it, so the frame is not kept,
-  // and nothing is written any more: the next one would be read as the rest of this one.
+  // Copies a piece without an owner. False: the frame is not kept. There is no memory for it, and
+  // nothing is written any more, since the next one would be read as the rest of this one; or it is
+  // no request, and nothing was.
   bool keep_locked(Piece piece) FARSPAN_REQUIRES(mutex_);
   State state_locked() const FARSPAN_REQUIRES(mutex_);
   void stop_writing_locked() FARSPAN_REQUIRES(mutex_);
 
   std::deque<Piece> close_and_take();
 
-  std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};  // the former 0 once nothing is written
+  std::atomic<uint64_t> left_bytes_{0}, sent_bytes_{0};
+  std::atomic<bool> broken_{false};  // nothing is written any more; set under the lock
   Mutex mutex_;
   transport::Stream* stream_ FARSPAN_GUARDED_BY(mutex_) = nullptr;
-  bool broken_ FARSPAN_GUARDED_BY(mutex_) = false;  // nothing is written any more
-  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;  // and nothing is kept
+  bool closed_ FARSPAN_GUARDED_BY(mutex_) = false;  // nor is anything kept
   std::deque<Piece> left_ FARSPAN_GUARDED_BY(mutex_);
 };
 

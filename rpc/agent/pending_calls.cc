@@ -98,9 +98,15 @@ std::vector<PendingCalls::Taken> PendingCalls::close() {
   MutexLock lock(mutex_);
   closed_ = true;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].handler) all.push_back(take_locked(slot));
+    if (!slots_[slot].handler) continue;
+    slots_[slot].handler->request_id_.store(ReplyHandler::kBetweenLines);
+    all.push_back(take_locked(slot));
   }
   return all;
+}
+
+void PendingCalls::settle(const Taken& call) noexcept {
+  if (call.handler) call.handler->request_id_.store(0);
 }
 
 }  // namespace farspan::agent

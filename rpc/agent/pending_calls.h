@@ -40,8 +40,10 @@ class PendingCalls {
   //   next  for when to set another timer; never: those that are set will do, or none is needed
   std::vector<Taken> expire(TimePoint at, TimePoint now, Deadline& next);
 
-  // Takes all; later ones are refused.
+  // Takes all; later ones are refused. Until they wait somewhere else, or settle() says that they
+  // will not, ReplyHandler::is_between_lines().
   std::vector<Taken> close();
+  static void settle(const Taken& call) noexcept;
 
   // Those without a deadline.
   bool has_endless() const noexcept { return endless_.load() > 0; }

@@ -33,7 +33,7 @@ size_t RingWriter::write(const iovec* pieces, int count) noexcept {
       }
       if (free > capacity_) {
         broken_.store(true);
-        return 0;
+        return static_cast<size_t>(shown - begun);  // which may have been read
       }
       const size_t step = std::min({left, free, kStep});
       if (step == 0) break;

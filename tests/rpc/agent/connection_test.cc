@@ -132,12 +132,15 @@ TEST_F(ConnectionTest, WhoWaitsForRoomIsNotOvertakenForEver) {
     std::vector<Future<wire::InFrame>> calls;
     while (!stop && calls.size() < 1000) calls.push_back(call(kLimit / 10));
   });
-  const Deadline deadline = Deadline::after(seconds(20));
-  while (agent_.counters().in_flight < 4 && !deadline.expired()) std::this_thread::yield();
+  const auto called = [&](uint64_t calls) {
+    return eventually([&] { return agent_.counters().calls_sent == calls; });
+  };
+  EXPECT_TRUE(called(5)) << "three small ones are under way, and one waits";
   const auto large = std::async(std::launch::async, [&] {
     call(kLimit);
     large_sent = true;
   });
+  EXPECT_TRUE(called(6));
   // Each answer makes room for a small one. Expect: the large one has its turn all the same.
   stranger_->say(answer_to(first));
   for (int i = 0; i < 200 && !large_sent; ++i) stranger_->say(answer_to(heard_id()));

@@ -371,7 +371,7 @@ TEST(Outbox, CloseDropsWhatIsLeftAndAllThatComesLater) {
   frame.segments.clear();
   EXPECT_EQ(segment.owner().use_count(), before);
   EXPECT_FALSE(outbox.has_left());
-  EXPECT_EQ(outbox.send(frame), State::kBroken);
+  EXPECT_EQ(outbox.send(frame), State::kClosed);
   EXPECT_EQ(outbox.flush(), State::kDone);  // nothing is left
   EXPECT_TRUE(stream.written().empty());
 }
