@@ -98,6 +98,13 @@ class Program:
         command = [*program, *arguments]
         return hosts.between_hosts(*command) if self.on_hosts and hosts.can_make_hosts() else command
 
+    @property
+    def note(self):
+        """What a reader of its figures has to know; None: nothing."""
+        if self.on_hosts and not hosts.can_make_hosts():
+            return f"{self.name}: between two addresses, for no network namespaces can be made here"
+        return None
+
 
 @dataclass(frozen=True)
 class Plus:
@@ -159,6 +166,7 @@ AREAS = {
             "small call p50 tcp": {PYTORCH: 4, OURS: 14},
             "small call p99 shm": {"small call p50 shm": 3},
             "small call after a pause p50 shm": {OURS: 60},
+            # No call waits for another, but all for a turn on a processor: ARCHITECTURE.md, "Eight threads".
             "calls per second 8 threads shm": {"calls per second 1 thread shm": 0.8},
             "calls per second 128 in flight shm": {PYTORCH: 10, OURS: 400_000},
             "calls per second 128 in flight of 8 threads shm": {
@@ -188,6 +196,7 @@ AREAS = {
             for what in GROWN
             for name, unit, of in (
                 ("small call p50", "us", ("workers", "references", "contexts")),
+                ("made and read, each", "us", ("references",)),
                 ("to_here p50", "us", ("references",)),
                 ("recorded call p50", "us", ("contexts",)),
                 ("start", "s", ("workers",)),

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <farspan/c10d/base/processors.h>
 #include <farspan/rpc/init/init.h>
 #include <farspan/rpc/init/spawn.h>
 #include <farspan/rpc/rpc.h>
@@ -109,6 +110,11 @@ int main(int argc, char** argv) {
   if ((argc != 3 && !blocking) || trainers < 1 || std::strcmp(argv[1], "--trainers") != 0) {
     std::fprintf(stderr, "usage: crowd_bench --trainers N [--blocking]\n");
     return 2;
+  }
+  if (trainers < 2 * farspan::available_processors()) {
+    std::fprintf(stderr, "%d workers are no crowd for %d processors\n", trainers + 1,
+                 farspan::available_processors());
+    return 77;
   }
   farspan::spawn(trainers + 1, [&](int rank, int) {
     farspan::WorkerOptions options;

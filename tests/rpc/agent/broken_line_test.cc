@@ -48,17 +48,19 @@ TEST(UnsteadyWays, AreThoseThatBreakTwiceInAShortTime) {
 // w0 with two ways to w1, whom the test plays at the end of both.
 class BrokenLine : public ::testing::Test {
  protected:
-  explicit BrokenLine(const wire::Hello& other = hello_of(1), uint64_t limit = kConnectionLimit)
+  explicit BrokenLine(const wire::Hello& other = hello_of(1), uint64_t limit = kConnectionLimit,
+                      const char* local = "unix")
       : other_(other),
-        unix_(std::in_place, unix_streams_.keep()),
-        tcp_(tcp_streams_.keep(), true),
-        agent_(options(limit)) {
-    agent_.set_workers({agent_.record(),
-                        {{other_.name, 1}, other_.instance, {unix_->endpoint(), tcp_.endpoint()}}});
+        local_(std::in_place, local_streams_.keep(), local),
+        tcp_(tcp_streams_.keep(), "tcp"),
+        agent_(options(local, limit)) {
+    agent_.set_workers(
+        {agent_.record(),
+         {{other_.name, 1}, other_.instance, {local_->endpoint(), tcp_.endpoint()}}});
   }
   ~BrokenLine() override { agent_.stop(); }
-  static agent::AgentOptions options(uint64_t limit) {
-    agent::AgentOptions options = options_of_w0({"unix", "tcp"}, Millis(20'000));
+  static agent::AgentOptions options(const char* local, uint64_t limit) {
+    agent::AgentOptions options = options_of_w0({local, "tcp"}, Millis(20'000));
     options.connection.max_in_flight_bytes = limit;
     return options;
   }
@@ -114,8 +116,8 @@ class BrokenLine : public ::testing::Test {
   }
 
   const wire::Hello other_;
-  Streams unix_streams_, tcp_streams_;
-  std::optional<Impostor> unix_;
+  Streams local_streams_, tcp_streams_;
+  std::optional<Impostor> local_;
   const Impostor tcp_;
   agent::Agent agent_;
 };
@@ -127,7 +129,7 @@ TEST_F(BrokenLine, TheNextOneWaitsUntilAllHaveBeenToldOfItsEnd) {
     told.set_value();
     go_on.future().wait_for(Millis(20'000));
   });
-  open_and_break(unix_streams_);
+  open_and_break(local_streams_);
   ASSERT_TRUE(told.future().wait_for(Millis(20'000)));
   const auto answer_to_hello = [&] {
     Stranger dialler(agent_.record().endpoints.at(0));
@@ -143,7 +145,7 @@ TEST_F(BrokenLine, TheNextOneWaitsUntilAllHaveBeenToldOfItsEnd) {
 TEST_F(BrokenLine, CallsThatHaveNotLeftItGoByTheNextOne) {
   constexpr size_t kWaiting = 4;
   const auto first = call(kConnectionLimit * 9 / 10);
-  auto line = opened(unix_streams_);
+  auto line = opened(local_streams_);
   ASSERT_TRUE(line);
   ASSERT_TRUE(line->hear());
   std::vector<std::future<Future<wire::InFrame>>> waiting;
@@ -157,7 +159,7 @@ TEST_F(BrokenLine, CallsThatHaveNotLeftItGoByTheNextOne) {
   line.reset();
   ASSERT_TRUE(first.wait_for(Millis(20'000)));
   EXPECT_EQ(first.error().code(), Code::kDisconnected) << "it may have been run";
-  line = opened(unix_streams_);
+  line = opened(local_streams_);
   ASSERT_TRUE(line);
   for (size_t i = 0; i < kWaiting; ++i) {
     const auto request = line->hear();
@@ -172,16 +174,16 @@ TEST_F(BrokenLine, CallsThatHaveNotLeftItGoByTheNextOne) {
   }
 }
 
-// More lies in its outbox than the socket takes.
-class BlockedLine : public BrokenLine {
+// More lies in its outbox than its way takes.
+class BlockedLine : public BrokenLine, public ::testing::WithParamInterface<const char*> {
  protected:
   static constexpr uint64_t kLarge = 32 << 20;
-  BlockedLine() : BrokenLine(hello_of(1), 2 * kLarge) {}
+  BlockedLine() : BrokenLine(hello_of(1), 2 * kLarge, GetParam()) {}
 };
 
-TEST_F(BlockedLine, CallsThatLieBehindOneThatLeavesGoByTheNextOne) {
+TEST_P(BlockedLine, CallsThatLieBehindOneThatLeavesGoByTheNextOne) {
   const std::vector<size_t> sizes = {0, 1000, 5000, 100'000};
-  auto line = used(unix_streams_);
+  auto line = used(local_streams_);
   ASSERT_TRUE(line);
   const auto leaving = call(kLarge);
   std::vector<Future<wire::InFrame>> behind;
@@ -189,7 +191,7 @@ TEST_F(BlockedLine, CallsThatLieBehindOneThatLeavesGoByTheNextOne) {
   line.reset();
   ASSERT_TRUE(leaving.wait_for(Millis(20'000)));
   EXPECT_EQ(leaving.error().code(), Code::kDisconnected) << "a part of it has left";
-  line = opened(unix_streams_);
+  line = opened(local_streams_);
   ASSERT_TRUE(line);
   for (size_t i = 0; i < sizes.size(); ++i) {
     EXPECT_FALSE(behind[i].ready());
@@ -204,12 +206,12 @@ TEST_F(BlockedLine, CallsThatLieBehindOneThatLeavesGoByTheNextOne) {
 
 TEST_F(BrokenLine, ACallThatFindsOutGoesByTheNextOne) {
   for (const size_t size : {size_t{100}, size_t{9000}}) {  // gathered, and in pieces
-    auto line = used(unix_streams_);
+    auto line = used(local_streams_);
     ASSERT_TRUE(line);
     line->stop_hearing();
     const Bytes bytes = pattern(size);
     const auto answer = call_with(Buffer::copy_of(bytes));
-    line = opened(unix_streams_);
+    line = opened(local_streams_);
     ASSERT_TRUE(line);
     const auto request = line->hear();
     ASSERT_TRUE(request);
@@ -223,8 +225,8 @@ TEST_F(BrokenLine, ACallThatFindsOutGoesByTheNextOne) {
   }
 }
 
-TEST_F(BlockedLine, ACallThatIsOverGoesByNoOther) {
-  auto line = used(unix_streams_);
+TEST_P(BlockedLine, ACallThatIsOverGoesByNoOther) {
+  auto line = used(local_streams_);
   ASSERT_TRUE(line);
   const auto leaving = call(kLarge);
   const auto handler = std::make_shared<Answer>();
@@ -235,7 +237,7 @@ TEST_F(BlockedLine, ACallThatIsOverGoesByNoOther) {
   ASSERT_TRUE(cancelled.wait_for(Millis(20'000)));
   EXPECT_EQ(cancelled.error().code(), Code::kCancelled);
   line.reset();
-  line = opened(unix_streams_);
+  line = opened(local_streams_);
   ASSERT_TRUE(line);
   const auto request = line->hear();
   ASSERT_TRUE(request);
@@ -245,13 +247,13 @@ TEST_F(BlockedLine, ACallThatIsOverGoesByNoOther) {
   EXPECT_FALSE(last.has_error()) << last.error().what();
 }
 
-TEST_F(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
+TEST_P(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
   const Promise<void> told, go_on;
   agent_.on_worker_lost([told, go_on](int, const Error&) {
     told.set_value();
     go_on.future().wait_for(Millis(60'000));
   });
-  auto line = used(unix_streams_);
+  auto line = used(local_streams_);
   ASSERT_TRUE(line);
   const auto leaving = call(kLarge);
   const auto cancelled = std::make_shared<Answer>(), timed = std::make_shared<Answer>();
@@ -266,7 +268,7 @@ TEST_F(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
   ASSERT_TRUE(timed->future().wait_for(Millis(20'000)));
   EXPECT_EQ(timed->future().error().code(), Code::kTimeout);
   go_on.set_value();
-  line = opened(unix_streams_);
+  line = opened(local_streams_);
   ASSERT_TRUE(line);
   const auto request = line->hear();
   ASSERT_TRUE(request);
@@ -276,21 +278,25 @@ TEST_F(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
   EXPECT_FALSE(last.has_error()) << last.error().what();
 }
 
+INSTANTIATE_TEST_SUITE_P(By, BlockedLine, ::testing::Values("unix", "shm"),
+                         [](const auto& by) { return by.param; });
+
 // It has one way alone.
 class BrokenLines : public BrokenLine {
  protected:
   BrokenLines() {
-    agent_.set_workers({agent_.record(), {{other_.name, 1}, other_.instance, {unix_->endpoint()}}});
+    agent_.set_workers(
+        {agent_.record(), {{other_.name, 1}, other_.instance, {local_->endpoint()}}});
   }
 };
 
 TEST_F(BrokenLines, ThreeAreEnough) {
   const auto answer = call();
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(fails_at_once(unix_streams_)) << i;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(fails_at_once(local_streams_)) << i;
   ASSERT_TRUE(answer.wait_for(Millis(20'000)));
   ASSERT_TRUE(answer.has_error());
   EXPECT_EQ(answer.error().code(), Code::kDisconnected);
-  EXPECT_TRUE(unix_streams_.all().empty()) << "one more was dialled";
+  EXPECT_TRUE(local_streams_.all().empty()) << "one more was dialled";
 }
 
 // The peer reads and maps memory of this process, which it is a part of; on the next line it does
@@ -306,13 +312,13 @@ class BlockedLineOfReader : public BrokenLine {
     return hello;
   }
   void block() {
-    line_ = used(unix_streams_);
+    line_ = used(local_streams_);
     ASSERT_TRUE(line_);
     leaving_ = call_with(Buffer::borrowed(large_.data(), large_.size()));  // which is not offered
   }
   void expect_by_next(const Future<wire::InFrame>& answer, const Bytes& bytes) {
     line_.reset();
-    line_ = opened(unix_streams_, hello_of(1));
+    line_ = opened(local_streams_, hello_of(1));
     ASSERT_TRUE(line_);
     const auto request = line_->hear();
     ASSERT_TRUE(request);
@@ -350,8 +356,8 @@ TEST_F(BlockedLineOfReader, WhatWasHandedOverToItIsStillThisWorkers) {
 }
 
 TEST_F(BrokenLine, AWayThatBreaksAgainAndAgainIsLeftForTheNextOne) {
-  open_and_break(unix_streams_);
-  open_and_break(unix_streams_);
+  open_and_break(local_streams_);
+  open_and_break(local_streams_);
   const auto third = call();
   auto line = opened(tcp_streams_);
   ASSERT_TRUE(line);
@@ -366,7 +372,7 @@ TEST_F(BrokenLine, AWayThatBreaksAgainAndAgainIsLeftForTheNextOne) {
 TEST_F(BrokenLine, IsNoneThatThePeerHasEndedWithAReason) {
   for (int i = 0; i < 3; ++i) {
     const auto lost = call();
-    auto line = opened(unix_streams_);
+    auto line = opened(local_streams_);
     ASSERT_TRUE(line);
     EXPECT_TRUE(tcp_streams_.all().empty()) << "another way was tried first";
     ASSERT_TRUE(line->hear());
@@ -383,7 +389,7 @@ TEST_F(BrokenLine, IsNoneThatThePeerHasEndedWithAReason) {
 
 TEST_F(BrokenLine, FailsTheCallsOnItAndTheNextOneFindsAWay) {
   const auto first = call();
-  auto line = opened(unix_streams_);
+  auto line = opened(local_streams_);
   ASSERT_TRUE(line);
   answer_one(*line);
   ASSERT_TRUE(first.wait_for(Millis(20'000)));
@@ -392,7 +398,7 @@ TEST_F(BrokenLine, FailsTheCallsOnItAndTheNextOneFindsAWay) {
 
   const auto lost = call();
   ASSERT_TRUE(line->hear());
-  unix_.reset();
+  local_.reset();
   line.reset();
   ASSERT_TRUE(lost.wait_for(Millis(20'000)));
   EXPECT_EQ(lost.error().code(), Code::kDisconnected);
@@ -411,7 +417,7 @@ TEST_F(BrokenLine, FailsTheCallsOnItAndTheNextOneFindsAWay) {
 // Other reasons than those that were told are news.
 TEST_F(BrokenLine, ABetterWayThatIsTriedInVainIsAWarningOnceForAReason) {
   const LinesAboutRoutes logged;
-  unix_.reset();
+  local_.reset();
   for (size_t i = 1; i <= 3; ++i) {
     const auto answer = call();
     auto line = opened(tcp_streams_);

@@ -360,7 +360,7 @@ TEST(Route, IsNotWaitedForByWhoServes) {
 // Who is only slow is not left for a worse way.
 TEST(Route, IsTheBestOneThatAnswersInTheEnd) {
   Streams unix_streams, tcp_streams;
-  const Impostor slow(unix_streams.keep()), silent(tcp_streams.keep(), true);
+  const Impostor slow(unix_streams.keep()), silent(tcp_streams.keep(), "tcp");
   agent::Agent agent(options_of_w0({"unix", "tcp"}, Millis(4'000)));
   const wire::Hello other = hello_of(1);
   agent.set_workers(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/log.h>
+#include <farspan/c10d/transport/shm/shm_transport.h>
 #include <farspan/rpc/agent/agent.h>
 
 #include "rpc/agent/stranger.h"
@@ -18,11 +19,14 @@ namespace farspan::testing {
 // Who listens, and is no agent.
 class Impostor {
  public:
-  explicit Impostor(transport::OnAccept on_accept, bool over_tcp = false,
+  //   by       "unix", "shm", "tcp"
+  //   address  for tcp
+  explicit Impostor(transport::OnAccept on_accept, std::string_view by = "unix",
                     const std::string& address = "127.0.0.1") {
     reactor_.add(loop_);
-    if (over_tcp) transport_ = transport::make_tcp_transport(loop_, reactor_);
-    listener_ = transport_->listen(over_tcp ? address : "", std::move(on_accept));
+    if (by == "tcp") transport_ = transport::make_tcp_transport(loop_, reactor_);
+    if (by == "shm") transport_ = transport::make_shm_transport(loop_, reactor_);
+    listener_ = transport_->listen(by == "tcp" ? address : "", std::move(on_accept));
   }
   ~Impostor() {
     listener_.reset();

@@ -418,7 +418,7 @@ class LatecomersTest : public ::testing::Test {
   }
 
   Streams dialled_;
-  Impostor there_{dialled_.keep(), /*over_tcp=*/true, kThere};
+  Impostor there_{dialled_.keep(), "tcp", kThere};
   agent::Agent agent_;
 };
 

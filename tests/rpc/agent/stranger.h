@@ -70,6 +70,7 @@ class Stranger {
       if (result.status == transport::IoStatus::kOk) {
         done += result.bytes;
       } else if (result.status == transport::IoStatus::kWouldBlock) {
+        if (!stream_->expect_room()) continue;
         pollfd room{stream_->write_descriptor(), POLLOUT, 0};
         ASSERT_EQ(poll(&room, 1, 20'000), 1) << "nobody reads";
       } else {
@@ -89,6 +90,7 @@ class Stranger {
       if (result.status == transport::IoStatus::kOk) {
         reading_.feed(std::span(buffer).first(result.bytes));
       } else if (result.status == transport::IoStatus::kWouldBlock) {
+        if (!stream_->expect_input()) continue;
         pollfd more{stream_->read_descriptor(), POLLIN, 0};
         if (poll(&more, 1, deadline.poll_ms()) != 1) throw Error(Code::kTimeout, "silence");
       } else {
