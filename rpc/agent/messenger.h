@@ -130,7 +130,7 @@ struct MessengerCounters : BytesMoved {
   uint64_t polls_that_found = 0, polls_in_vain = 0;
   std::chrono::nanoseconds polling{};
   uint64_t wakeups = 0;  // idle threads that were woken to run what another could not
-  // Memory of tensors that have come: of those that live, and kept for those that come.
+  // Memory of tensors that have come: of those that live; kept for those that come, 1 GiB at most.
   uint64_t received_memory = 0, idle_memory = 0;
   uint64_t offered_memory = 0;  // of tensors that others may be reading: kept until they have
   // Of empty_shared(): of those that live here or were given to others; kept for new ones, 1 GiB at

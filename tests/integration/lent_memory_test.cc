@@ -387,14 +387,15 @@ TEST_P(LentMemory, StaysUntilItIsReadWhoeverStandsStill) {
 // the middle of reading: it goes on in a line that has ended, and must not run anything with that.
 TEST_P(LentMemory, IsNotReadByWhoWasGivenUpForHisSilence) {
   const bool is_read = kWays[GetParam()].attach == CrossMemoryAttach::kRequired;
-  const int stops = repetitions(is_read ? 100 : 20);
+  const int usual = repetitions(is_read ? 100 : 20), stops = events_or(usual);
   Process& server = start("serve_until_told", 0, 2);
   Process& caller = launch_.start(
       "call_and_give_up", 1, 2,
       {{"TEST_WAY", std::to_string(GetParam())}, {"TEST_SILENCE_MS", kSanitized ? "100" : "50"}});
   ASSERT_TRUE(eventually([&] { return caller.has_written("ready\n"); }, 60s)) << caller.output();
   SeededRandom random(23);
-  const Deadline enough = Deadline::after(30s);
+  // Of the usual ones as many as a busy machine manages.
+  const Deadline enough = stops == usual ? Deadline::after(30s) : Deadline::never();
   int stopped = 0;
   bool goes_on = true;
   for (; goes_on && stopped < stops && !enough.expired(); ++stopped) {
@@ -411,7 +412,7 @@ TEST_P(LentMemory, IsNotReadByWhoWasGivenUpForHisSilence) {
     goes_on = eventually([&] { return !is_lost(); }, 20s) && goes_on;
     EXPECT_TRUE(goes_on) << "no answers any more; it wrote:\n" << caller.output();
   }
-  EXPECT_GE(stopped, std::min(stops, 10)) << "in 30 s";
+  EXPECT_GE(stopped, stops == usual ? std::min(stops, 10) : stops) << "in 30 s";
   caller.signal(SIGUSR1);
   const Process::End end = caller.wait(60s);
   EXPECT_EQ(end.status, 0) << end.output;
