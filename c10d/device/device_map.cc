@@ -33,7 +33,8 @@ DeviceMap::DeviceMap(std::initializer_list<std::pair<Place, Place>> entries) {
 void DeviceMap::set(Place here, Place there) {
   if (there_.count(here) > 0) {
     throw Error(Code::kInvalidArgument, here.text() + " is mapped twice: to " +
-                                            there_.at(here).text() + " and to " + there.text());
+                                            there_.at(here).text() + " and to " + there.text())
+        .advice("name each device once");
   }
   if (here_.count(there) > 0) {
     throw Error(Code::kInvalidArgument, here_.at(there).text() + " and " + here.text() +

@@ -8,13 +8,13 @@ namespace farspan::device {
 Exports::~Exports() { close(); }
 
 // Making and naming one takes a millisecond on some machines; those at rest are used again.
-Exports::Named Exports::rested_event(int device) {
-  Named made;
+NamedEvent Exports::rested_event(int device) {
+  NamedEvent made;
   {
     MutexLock lock(mutex_);
-    std::vector<Named>& at_rest = at_rest_[device];
+    std::vector<AtRest>& at_rest = at_rest_[device];
     if (!at_rest.empty()) {
-      const Named rested = at_rest.back();
+      const NamedEvent rested = at_rest.back().event;
       at_rest.pop_back();
       return rested;
     }
@@ -38,8 +38,9 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
     kept.staged = staging_.take(region.device, bytes);
     if (!kept.staged.memory) return std::nullopt;
   }
+  Export made;
   try {
-    if (kept.staged.memory) kept.event = event_of_block(kept.staged.memory);
+    kept.event = kept.staged.written;
     if (kept.event.event) {
       devices_.wait(stream, kept.event.event);
     } else {
@@ -51,14 +52,13 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
       region = devices_.region_of(memory);
     }
     devices_.record(kept.event.event, stream);
+    made.memory = devices_.name_memory(region.base);
   } catch (...) {
     rest(kept);
     throw;
   }
-  Export made;
   made.device = region.device;
   made.region = region.id;
-  made.memory = devices_.name_memory(region.base);
   made.region_bytes = region.bytes;
   made.offset = static_cast<uint64_t>(static_cast<const std::byte*>(memory) - region.base);
   made.bytes = bytes;
@@ -98,17 +98,31 @@ void Exports::keep(uint64_t id, Kept kept) {
 void Exports::rest(const Kept& kept) noexcept {
   MutexLock lock(mutex_);
   if (kept.staged.memory) {
-    if (kept.event.event) staged_by_[kept.staged.memory] = kept.event;
-    staging_.give_back(kept.staged);
+    Staging::Block block = kept.staged;
+    block.written = kept.event;
+    staging_.give_back(block);
   } else if (kept.event.event) {
-    at_rest_[kept.device].push_back(kept.event);
+    at_rest_[kept.device].push_back({kept.event, Clock::now()});
   }
 }
 
-Exports::Named Exports::event_of_block(std::byte* memory) {
-  MutexLock lock(mutex_);
-  const auto found = staged_by_.extract(memory);
-  return found.empty() ? Named{} : found.mapped();
+TimePoint Exports::release_idle(TimePoint now) noexcept {
+  const TimePoint before = now - kIdle;
+  TimePoint next = staging_.release_idle(before);
+  std::vector<NamedEvent> ended;
+  {
+    MutexLock lock(mutex_);
+    for (auto& [device, at_rest] : at_rest_) {
+      std::erase_if(at_rest, [&](const AtRest& one) {
+        if (one.since <= before) ended.push_back(one.event);
+        return one.since <= before;
+      });
+      if (!at_rest.empty()) next = std::min(next, at_rest.front().since);
+    }
+    if (!kept_.empty()) next = std::min(next, now);
+  }
+  for (const NamedEvent& one : ended) devices_.end_event(one.event);
+  return next == TimePoint::max() ? next : std::max(next, before + kIdle / 8) + kIdle;
 }
 
 std::shared_ptr<const void> Exports::read(const Export& from, Stream stream) const {
@@ -144,16 +158,14 @@ void Exports::close() noexcept {
     kept.swap(kept_);
   }
   kept.clear();  // what nobody reads rests now
-  std::unordered_map<int, std::vector<Named>> at_rest;
-  std::unordered_map<std::byte*, Named> staged_by;
+  std::unordered_map<int, std::vector<AtRest>> at_rest;
   {
     MutexLock lock(mutex_);
-    staged_by.swap(staged_by_);
     at_rest.swap(at_rest_);
   }
-  for (const auto& [memory, event] : staged_by) devices_.end_event(event.event);
+  staging_.end_events();
   for (const auto& [device, events] : at_rest) {
-    for (const Named& event : events) devices_.end_event(event.event);
+    for (const AtRest& one : events) devices_.end_event(one.event.event);
   }
 }
 
@@ -169,7 +181,7 @@ uint64_t Exports::staged() const {
 
 size_t Exports::events() const {
   MutexLock lock(mutex_);
-  size_t count = kept_.size() + staged_by_.size();
+  size_t count = kept_.size() + staging_.events();
   for (const auto& [device, events] : at_rest_) count += events.size();
   return count;
 }

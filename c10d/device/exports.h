@@ -4,6 +4,7 @@
 // what such a process is told, to find it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/base/time.h>
 #include <farspan/c10d/device/devices.h>
 #include <farspan/c10d/device/staging.h>
 
@@ -43,6 +45,8 @@ class Exports {
   explicit Exports(Devices& devices, size_t staging = size_t{64} << 20)
       : devices_(devices), staging_(devices, staging) {}
   ~Exports();
+  // What is kept for exports to come goes when nobody has needed it for so long.
+  static constexpr std::chrono::milliseconds kIdle{1000};
   Exports(const Exports&) = delete;
   Exports& operator=(const Exports&) = delete;
 
@@ -66,6 +70,9 @@ class Exports {
   std::shared_ptr<const void> read(const Export& from, Stream stream) const;
   // All of them have been copied, or never will be. Unknown ids have no effect.
   void taken(uint64_t id) noexcept;
+  // Lets go of what has been idle. May block as Devices::release.
+  //   returns  when to come again; max: nothing is kept
+  TimePoint release_idle(TimePoint now) noexcept;
   // The peer is gone: nothing will be taken any more. Events that it may still wait for end.
   void close() noexcept;
 
@@ -76,21 +83,19 @@ class Exports {
   uint64_t staged() const;  // bytes, ever
 
  private:
-  struct Named {
-    uint64_t id = 0;
-    Event event = nullptr;
-    EventName name{};
-  };
   struct Kept {
     int device = 0;
-    Named event;
+    NamedEvent event;
     std::shared_ptr<void> owner;
     Staging::Block staged;
     const void* memory = nullptr;  // what can be read(), if any
     size_t bytes = 0;
   };
-  Named rested_event(int device);
-  Named event_of_block(std::byte* memory);
+  struct AtRest {
+    NamedEvent event;
+    TimePoint since;
+  };
+  NamedEvent rested_event(int device);
   // Until nobody has it any more.
   void keep(uint64_t id, Kept kept);
   void rest(const Kept& kept) noexcept;
@@ -101,10 +106,8 @@ class Exports {
   uint64_t staged_ FARSPAN_GUARDED_BY(mutex_) = 0;
   uint64_t last_event_ FARSPAN_GUARDED_BY(mutex_) = 0;
   std::unordered_multimap<uint64_t, std::shared_ptr<const Kept>> kept_ FARSPAN_GUARDED_BY(mutex_);
-  std::unordered_map<int, std::vector<Named>> at_rest_ FARSPAN_GUARDED_BY(mutex_);  // by device
-  // Behind the last copy into a block that is at rest, which may not have been done yet: nobody may
-  // have waited for it.
-  std::unordered_map<std::byte*, Named> staged_by_ FARSPAN_GUARDED_BY(mutex_);
+  // By device; the one that has been there for longest comes first.
+  std::unordered_map<int, std::vector<AtRest>> at_rest_ FARSPAN_GUARDED_BY(mutex_);
 };
 
 }  // namespace farspan::device

@@ -22,7 +22,7 @@ class HostCopies::Pool {
       if (may_add) ++blocks_;
       return nullptr;
     }
-    std::byte* const block = at_rest_.back();
+    std::byte* const block = at_rest_.back().memory;
     at_rest_.pop_back();
     return block;
   }
@@ -32,7 +32,7 @@ class HostCopies::Pool {
   }
   void put(std::byte* block) {
     MutexLock lock(mutex_);
-    at_rest_.push_back(block);
+    at_rest_.push_back({block, Clock::now()});
     changed_.notify_all();
   }
   // All that there are, or those that have come back by then.
@@ -40,7 +40,16 @@ class HostCopies::Pool {
     MutexLock lock(mutex_);
     while (at_rest_.size() < blocks_ && changed_.wait_until(mutex_, deadline)) {
     }
-    return std::exchange(at_rest_, {});
+    return take_until(TimePoint::max());
+  }
+  // Those that came back by then. `next`: when the first of the others did, or may; max: there are
+  // no others.
+  std::vector<std::byte*> take_idle(TimePoint before, TimePoint& next) {
+    MutexLock lock(mutex_);
+    std::vector<std::byte*> idle = take_until(before);
+    next = at_rest_.empty() ? TimePoint::max() : at_rest_.front().since;
+    if (at_rest_.size() < blocks_) next = std::min(next, Clock::now());
+    return idle;
   }
   size_t blocks() const {
     MutexLock lock(mutex_);
@@ -48,9 +57,24 @@ class HostCopies::Pool {
   }
 
  private:
+  struct AtRest {
+    std::byte* memory;
+    TimePoint since;
+  };
+  std::vector<std::byte*> take_until(TimePoint before) FARSPAN_REQUIRES(mutex_) {
+    std::vector<std::byte*> taken;
+    size_t count = 0;
+    for (; count < at_rest_.size() && at_rest_[count].since <= before; ++count) {
+      taken.push_back(at_rest_[count].memory);
+    }
+    at_rest_.erase(at_rest_.begin(), at_rest_.begin() + static_cast<ptrdiff_t>(count));
+    blocks_ -= count;
+    return taken;
+  }
+
   mutable Mutex mutex_;
   CondVar changed_;
-  std::vector<std::byte*> at_rest_ FARSPAN_GUARDED_BY(mutex_);
+  std::vector<AtRest> at_rest_ FARSPAN_GUARDED_BY(mutex_);  // the oldest first
   size_t blocks_ FARSPAN_GUARDED_BY(mutex_) = 0;
 };
 
@@ -62,6 +86,12 @@ HostCopies::~HostCopies() {
   for (std::byte* block : pool_->close(Deadline::after(std::chrono::seconds(10)))) {
     devices_.release_host(block);
   }
+}
+
+TimePoint HostCopies::release_idle(TimePoint now) noexcept {
+  TimePoint next;
+  for (std::byte* block : pool_->take_idle(now - kIdle, next)) devices_.release_host(block);
+  return next == TimePoint::max() ? next : next + kIdle;
 }
 
 size_t HostCopies::blocks() const { return pool_->blocks(); }

@@ -4,6 +4,7 @@
 // memory, of which there is little.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -47,6 +48,11 @@ class HostCopies {
   End from_device(Stream stream, void* to, const void* from, size_t bytes, Deadline deadline);
   // Blocks until all but the last two blocks are there; `stream` does the rest.
   End to_device(Stream stream, void* to, const void* from, size_t bytes, Deadline deadline);
+
+  // Lets go of blocks that nobody has needed for kIdle.
+  //   returns  when to come again; max: there are none
+  static constexpr std::chrono::milliseconds kIdle{10'000};
+  TimePoint release_idle(TimePoint now) noexcept;
 
   size_t blocks() const;  // allocated
 

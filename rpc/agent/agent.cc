@@ -270,6 +270,7 @@ void Agent::call(int to, wire::OutFrame& frame, Deadline deadline,
     const uint64_t number = next_chain_.fetch_add(1, std::memory_order_relaxed);
     frame.header.chain = (uint64_t(options_.self.rank + 1) << 48) | number;
   }
+  handler->lines_ = 0;
   const auto why = try_to_call(to, frame, deadline, handler, will_wait, /*had_room=*/false);
   if (why) handler->on_error(*why);
 }
@@ -294,15 +295,13 @@ std::optional<Error> Agent::try_to_call(int to, wire::OutFrame& frame, Deadline 
       .advice("look at that worker's log, and at the network on the way to it");
 }
 
-bool Agent::on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall& call) {
-  const int to = connection->peer().rank;
+std::optional<Error> Agent::on_unsent(const std::shared_ptr<Connection>& connection,
+                                      UnsentCall& call) {
   try {
-    return !try_to_call(to, call.frame, call.deadline, call.handler, /*will_wait=*/false,
-                        /*had_room=*/true);
+    return try_to_call(connection->peer().rank, call.frame, call.deadline, call.handler,
+                       /*will_wait=*/false, /*had_room=*/true);
   } catch (const std::bad_alloc&) {
-    const auto line = known_line(to);  // which may have taken it all the same
-    if (line) line->forget(*call.handler);
-    return false;
+    return Error(Code::kOverloaded, "no memory to send it by the next line");
   }
 }
 
@@ -311,8 +310,9 @@ bool Agent::cancel(int to, const ReplyHandler& handler) {
     const auto line = known_line(to);
     bool is_cancelled = false;
     if (line) run_here([&] { is_cancelled = line->cancel(handler); });
-    if (is_cancelled || !handler.is_between_lines()) return is_cancelled;
-    std::this_thread::yield();  // which takes no longer than to send it
+    if (is_cancelled) return true;
+    if (!handler.is_between_lines() && known_line(to) == line) return false;
+    std::this_thread::yield();  // it goes by the next line, which takes no longer than to send it
   }
 }
 

@@ -155,7 +155,8 @@ class Agent final : public Messenger, private ConnectionOwner {
   void on_request(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_late_reply(const std::shared_ptr<Connection>& connection, wire::InFrame&& frame) override;
   void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) override;
-  bool on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall& call) override;
+  std::optional<Error> on_unsent(const std::shared_ptr<Connection>& connection,
+                                 UnsentCall& call) override;
   void on_lanes_wanted(const std::shared_ptr<Connection>& connection) override;
   bool is_news(int rank, const std::vector<std::string>& in_vain) override;
 

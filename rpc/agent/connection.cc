@@ -151,32 +151,44 @@ std::optional<Connection::Refusal> Connection::call(wire::OutFrame& frame, Deadl
             .advice("call less at once, or raise WorkerOptions::max_in_flight_bytes")};
   }
   const uint64_t offered = offer(frame), lease = leases_.make(frame);
-  uint64_t id = pending_.add(handler, deadline, bytes, offered);
+  uint64_t id = pending_.add(handler, deadline, bytes, offered, /*is_known=*/!had_room);
   if (id != 0 && is_closed() && pending_.take(id).handler) id = 0;  // before close() has taken it
   if (waits) make_room();  // for the next one, now that this one counts
   if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
   if (lease != 0) leases_.belongs_to(id, lease);
   if (id == 0) return refuse(frame, offered);
   frame.header.request_id = id;
-  if (deadline.is_never()) {
-    if (!watching_.load()) watch_peer();
-  } else {
-    if (pending_.is_earliest(deadline)) expire_later(deadline.at());
-    const auto left = std::chrono::duration_cast<Micros>(deadline.remaining()).count();
-    frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
+  Outbox::State state{};
+  try {
+    set_deadline(frame, deadline);
+    requests_sent_.fetch_add(1, std::memory_order_relaxed);
+    count_question();
+    if (will_wait && is_open()) reactor_.expect_answer(*this);
+    state = outbox_.send(frame);
+  } catch (const std::bad_alloc&) {
+    if (!pending_.take(id).handler) return std::nullopt;  // it has ended, and its handler has heard
+    refuse(frame, offered);
+    throw;
   }
-  requests_sent_.fetch_add(1, std::memory_order_relaxed);
-  count_question();
-  if (will_wait && is_open()) reactor_.expect_answer(*this);
-  const Outbox::State state = outbox_.send(frame);
   if (state == Outbox::State::kClosed && pending_.take(id).handler) return refuse(frame, offered);
+  if (had_room) PendingCalls::make_known(*handler, id);  // nothing could recall it before
   if (state == Outbox::State::kLeft && deadline.expired())
     recall({id});  // nobody else may any more
   after_send(state, will_wait);
   return std::nullopt;
 }
 
-// The line has ended: nothing of the frame has left, nor will.
+void Connection::set_deadline(wire::OutFrame& frame, Deadline deadline) {
+  if (deadline.is_never()) {
+    if (!watching_.load()) watch_peer();
+    return;
+  }
+  if (pending_.is_earliest(deadline)) expire_later(deadline.at());
+  const auto left = std::chrono::duration_cast<Micros>(deadline.remaining()).count();
+  frame.header.remaining_us = static_cast<uint64_t>(std::max<int64_t>(left, 1));
+}
+
+// Nothing of the frame has left, nor will.
 Connection::Refusal Connection::refuse(wire::OutFrame& frame, uint64_t offered) {
   const bool lends = frame.lease != 0;  // what was lent has gone with the line
   leases_.end(frame.lease);
@@ -184,10 +196,6 @@ Connection::Refusal Connection::refuse(wire::OutFrame& frame, uint64_t offered) 
   offers_.take_back_of(offered);
   be_unsent(frame);
   return {why_closed(), has_broken() && !lends};
-}
-
-bool Connection::forget(const ReplyHandler& handler) {
-  return pending_.take_that_of(handler).handler != nullptr;
 }
 
 bool Connection::cancel(const ReplyHandler& handler) {

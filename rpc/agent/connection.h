@@ -43,8 +43,9 @@ class ConnectionOwner {
                              wire::InFrame&& frame) = 0;
   virtual void on_closed(const std::shared_ptr<Connection>& connection, const Error& why) = 0;
   // Before that, where it has broken: of this call nothing has left, and its handler has heard
-  // nothing. Must not block. False: no other line takes it, and it ends with this one.
-  virtual bool on_unsent(const std::shared_ptr<Connection>& connection, UnsentCall& call) = 0;
+  // nothing. Must not block. Returns why no other line takes it: it ends with that.
+  virtual std::optional<Error> on_unsent(const std::shared_ptr<Connection>& connection,
+                                         UnsentCall& call) = 0;
   // Large segments leave: lanes would carry them, and there are none. Once, until all that there
   // were have ended, or a while after those that were dialled did not come.
   virtual void on_lanes_wanted(const std::shared_ptr<Connection>& connection) = 0;
@@ -97,7 +98,9 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void lanes_were_dialled();
 
   // Sends a request; `handler` hears of the answer or of the failure.
-  //   had_room  it need not wait for room: it had some on the line that it comes from
+  //   had_room  it comes from another line: it need not wait for room, which it had there, and can
+  //   be
+  //             cancelled when this returns, not before
   //   returns   nothing, or why it was not sent: kInvalidArgument (it is too large for the wire),
   //             kTimeout (no room in time), or how the line has ended. Then nothing of it has left,
   //             `handler` hears nothing, and the frame is as it was. (One that is made in the very
@@ -109,8 +112,6 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   std::optional<Refusal> call(wire::OutFrame& frame, Deadline deadline,
                               const std::shared_ptr<ReplyHandler>& handler, bool will_wait,
                               bool had_room = false);
-  // Its `handler` hears nothing from here any more; false: there is no such call.
-  bool forget(const ReplyHandler& handler);
   // Ends the call of `handler` as its deadline would, with kCancelled; false: it has none here.
   bool cancel(const ReplyHandler& handler);
   // In place of an answer that is too large for the wire a failed one is sent; another frame is
@@ -120,7 +121,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   // The peer wants a sign of life.
   void answer_ping();
 
-  // Ends the connection: every pending call fails with `why`. Idempotent.
+  // Ends the connection: every pending call fails with `why`, but those that go by the next line.
+  // Idempotent.
   void close(const Error& why);
   // The peer said that it ends by itself: its end is no failure.
   void expect_end() noexcept { ending_.store(true); }
@@ -205,8 +207,13 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void make_room();
   Refusal refuse(wire::OutFrame& frame, uint64_t offered);
   std::vector<PendingCalls::Taken> close_calls();
-  std::vector<UnsentCall> take_unsent(const std::vector<Outbox::Unsent>& requests,
-                                      std::vector<PendingCalls::Taken>& calls) noexcept;
+  struct Moving {
+    PendingCalls::Taken* from;
+    UnsentCall call;
+  };
+  std::vector<Moving> take_unsent(const std::vector<Outbox::Unsent>& requests,
+                                  std::vector<PendingCalls::Taken>& calls) noexcept;
+  void set_deadline(wire::OutFrame& frame, Deadline deadline);
   void end_calls(std::vector<PendingCalls::Taken> calls, const Error& why,
                  const std::function<void()>& last);
   void finish(PendingCalls::Taken taken, wire::InFrame* reply, const Error* error);

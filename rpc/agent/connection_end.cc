@@ -76,8 +76,11 @@ std::vector<PendingCalls::Taken> Connection::close_calls() {
   const auto left = outbox_.take_unsent();
   auto calls = pending_.close();
   if (has_broken()) {
-    for (UnsentCall& call : take_unsent(left, calls)) {
-      if (!owner_.on_unsent(self(), call)) calls.emplace_back().handler = call.handler;
+    for (Moving& moving : take_unsent(left, calls)) {
+      const auto why_not = owner_.on_unsent(self(), moving.call);
+      if (!why_not) continue;
+      moving.from->handler = moving.call.handler;
+      moving.from->why = std::make_shared<const Error>(*why_not);
     }
   }
   for (const auto& call : calls) PendingCalls::settle(call);
@@ -85,9 +88,10 @@ std::vector<PendingCalls::Taken> Connection::close_calls() {
 }
 
 // Those among `calls` of which nothing has left. Where there is no memory they stay there.
-std::vector<UnsentCall> Connection::take_unsent(const std::vector<Outbox::Unsent>& requests,
-                                                std::vector<PendingCalls::Taken>& calls) noexcept {
-  std::vector<UnsentCall> unsent;
+auto Connection::take_unsent(const std::vector<Outbox::Unsent>& requests,
+                             std::vector<PendingCalls::Taken>& calls) noexcept
+    -> std::vector<Moving> {
+  std::vector<Moving> unsent;
   std::vector<uint64_t> taken;
   try {
     std::unordered_map<uint64_t, PendingCalls::Taken*> by_id;
@@ -101,7 +105,7 @@ std::vector<UnsentCall> Connection::take_unsent(const std::vector<Outbox::Unsent
       whole->deadline = call.deadline;
       whole->handler = call.handler;
       taken.push_back(request.id);
-      unsent.push_back(std::move(*whole));
+      unsent.push_back({&call, std::move(*whole)});
       call.handler = nullptr;
     }
   } catch (const std::bad_alloc&) {
@@ -137,7 +141,8 @@ void Connection::end_calls(std::vector<PendingCalls::Taken> calls, const Error& 
   net::Batch(
       reactor_.timers(), std::move(calls),
       [self = self(), why](PendingCalls::Taken&& call) {
-        self->finish(std::move(call), nullptr, &why);
+        const auto own = call.why;
+        self->finish(std::move(call), nullptr, own ? own.get() : &why);
       },
       last)
       .run();

@@ -6,7 +6,7 @@
 namespace farspan::agent {
 
 uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes,
-                           uint64_t offer) {
+                           uint64_t offer, bool is_known) {
   MutexLock lock(mutex_);
   if (closed_) return 0;
   if (free_.empty()) {
@@ -24,8 +24,14 @@ uint64_t PendingCalls::add(std::shared_ptr<ReplyHandler> handler, Deadline deadl
   count_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
   const uint64_t id = id_of_locked(slot);
-  call.handler->request_id_.store(id, std::memory_order_relaxed);
+  if (is_known) call.handler->request_id_.store(id, std::memory_order_relaxed);
   return id;
+}
+
+// Unless it has ended meanwhile.
+void PendingCalls::make_known(ReplyHandler& handler, uint64_t id) noexcept {
+  uint64_t between = ReplyHandler::kBetweenLines;
+  handler.request_id_.compare_exchange_strong(between, id);
 }
 
 uint64_t PendingCalls::id_of_locked(size_t slot) const {

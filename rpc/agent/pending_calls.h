@@ -25,11 +25,15 @@ class PendingCalls {
     uint64_t bytes = 0;  // what the call counted for
     uint64_t offer = 0;  // of its arguments; 0: none
     Deadline deadline;
+    std::shared_ptr<const Error> why =
+        nullptr;  // it ends, if not as others that were taken with it
   };
 
   // Returns the id under which the answer will come; 0 when close() was called.
+  //   is_known  take_that_of() finds it at once; else from make_known() on
   uint64_t add(std::shared_ptr<ReplyHandler> handler, Deadline deadline, uint64_t bytes,
-               uint64_t offer = 0);
+               uint64_t offer = 0, bool is_known = true);
+  static void make_known(ReplyHandler& handler, uint64_t id) noexcept;
   Taken take(uint64_t id);
   // The call whose answer it waits for.
   Taken take_that_of(const ReplyHandler& handler);
@@ -40,8 +44,8 @@ class PendingCalls {
   //   next  for when to set another timer; never: those that are set will do, or none is needed
   std::vector<Taken> expire(TimePoint at, TimePoint now, Deadline& next);
 
-  // Takes all; later ones are refused. Until they wait somewhere else, or settle() says that they
-  // will not, ReplyHandler::is_between_lines().
+  // Takes all; later ones are refused. Until they are known somewhere else, or settle() says that
+  // they will not be, ReplyHandler::is_between_lines().
   std::vector<Taken> close();
   static void settle(const Taken& call) noexcept;
 

@@ -28,6 +28,7 @@ Buffer copy_to_host(DeviceRoom& room, device::Stream stream, const void* memory,
                     "what " + device::Place{stream.device}.text() + " is at was not done in time");
   };
   Buffer there = room.worker().messenger().allocate(bytes);
+  room.release_idle();
   const End end =
       room.host_copies().from_device(stream, there.data(), memory, there.size(), deadline);
   if (end == End::kLate) throw late();
@@ -43,12 +44,18 @@ Buffer copy_to_host(DeviceRoom& room, device::Stream stream, const void* memory,
 
 void copy_from_host(DeviceRoom& room, device::Stream stream, void* memory, const Buffer& bytes,
                     Deadline deadline) {
+  room.release_idle();
   const End end =
       room.host_copies().to_device(stream, memory, bytes.data(), bytes.size(), deadline);
   if (end == End::kDone) return;
   if (end == End::kLate) {
     throw too_late("copy a tensor from the host",
                    device::Place{stream.device}.text() + " did not take a tensor in time");
+  }
+  // So that the copy, which the calling thread may have to wait for, is done at once.
+  if (!room.devices().synchronize(stream, deadline)) {
+    throw too_late("copy a tensor from the host",
+                   "what " + device::Place{stream.device}.text() + " is at was not done in time");
   }
   // A small segment is a part of its frame, which may go before the stream has come so far.
   const Buffer kept = bytes.owner() ? bytes : Buffer::copy_of(bytes.span());

@@ -164,7 +164,7 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
     const auto self = weak.lock();
     if (!self) return;
     self->imports_.forget(export_key(rank));
-    self->close_idle_imports();
+    self->release_idle();
   });
   worker.messenger().on_worker_reached([weak = room->weak_from_this()](int rank) {
     if (const auto self = weak.lock()) self->try_mapped_ways(rank);
@@ -259,7 +259,8 @@ int DeviceRoom::devices_of(int rank) const noexcept {
 int DeviceRoom::checked_place(int peer, int place) const {
   if (place >= Place::kCpu && place < devices_of(peer)) return place;
   throw Error(Code::kInvalidArgument,
-              "worker '" + name_of(peer) + "' has no device " + std::to_string(place));
+              "worker '" + name_of(peer) + "' has no device " + std::to_string(place))
+      .advice("it has " + std::to_string(devices_of(peer)) + ", from 0 on");
 }
 
 c10::Device DeviceRoom::device_here(int place) const {
@@ -288,9 +289,9 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
 void DeviceRoom::import(int peer, const device::Export& from, void* to, device::Stream stream) {
   try {
     imports_.copy(export_key(peer), from, to, stream);
-    close_idle_imports();
+    release_idle();
   } catch (const Error& error) {
-    close_idle_imports();  // a part may have been opened
+    release_idle();  // a part may have been opened
     if (error.code() == Code::kCorrupt) throw;
     throw Error(error.code(), error.message() + note_of_unseen(peer, from.device))
         .operation(error.operation())
@@ -306,19 +307,25 @@ std::string DeviceRoom::note_of_unseen(int peer, int device) const {
   return "; its process does not see device " + uuid;
 }
 
-void DeviceRoom::close_idle_imports() {
-  if (!looks_.exchange(true)) close_idle_imports_later(worker_.messenger().now());
+void DeviceRoom::release_idle() {
+  if (!looks_.exchange(true)) release_idle_later(worker_.messenger().now());
 }
 
-void DeviceRoom::close_idle_imports_later(TimePoint at) {
+// In a task, since it may have to wait for a device.
+void DeviceRoom::release_idle_later(TimePoint at) {
   worker_.messenger().call_at(at, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self) return;
-    self->looks_.store(false);  // what is opened from now on asks for another look
-    const TimePoint next = self->imports_.close_idle(self->worker_.messenger().now());
-    if (next != TimePoint::max() && !self->looks_.exchange(true)) {
-      self->close_idle_imports_later(next);
-    }
+    self->worker_.messenger().run([weak] {
+      const auto live = weak.lock();
+      if (!live) return;
+      live->looks_.store(false);  // what is used from now on asks for another look
+      const TimePoint now = live->worker_.messenger().now();
+      const TimePoint next =
+          std::min({live->imports_.close_idle(now), live->exports_.release_idle(now),
+                    live->host_copies_.release_idle(now)});
+      if (next != TimePoint::max() && !live->looks_.exchange(true)) live->release_idle_later(next);
+    });
   });
 }
 

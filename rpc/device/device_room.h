@@ -80,6 +80,8 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   device::Exports& exports() noexcept { return exports_; }
   device::HostCopies& host_copies() noexcept { return host_copies_; }
   DeviceRoutes& routes() noexcept { return routes_; }
+  // Sees to it that what nobody uses any more is closed and released in time. After each use.
+  void release_idle();
   uint64_t next_export() noexcept { return last_export_.fetch_add(1) + 1; }
 
  private:
@@ -95,9 +97,7 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   std::string note_of_unseen(int peer, int device) const;
   // Under which imports_ knows what a worker exports.
   static uint64_t export_key(int peer) noexcept { return static_cast<uint64_t>(peer); }
-  // Sees to it that what nobody uses any more is closed in time.
-  void close_idle_imports();
-  void close_idle_imports_later(TimePoint at);
+  void release_idle_later(TimePoint at);
 
   Worker& worker_;
   const Accelerator accelerator_;

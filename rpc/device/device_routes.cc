@@ -180,6 +180,14 @@ void run_with(DeviceRoom& room, agent::Request request,
 }
 
 // Says nothing about devices: it may go another time.
+// Why a way is not taken that one of both workers does not want.
+constexpr const char* kNotAllowedHere = "this worker does not allow it";
+constexpr const char* kNotAllowedThere = "it does not allow it";
+
+constexpr const char* kLetThemOpen =
+    "; let processes open each other's device memory (of one user, in containers with --ipc=host "
+    "and one --pid namespace), or say DeviceToDevice::kForbidden";
+
 bool is_passing(const Error& error) {
   constexpr Code kPassing[] = {Code::kTimeout, Code::kOverloaded, Code::kShutdown,
                                Code::kCancelled};
@@ -277,7 +285,7 @@ void DeviceRoutes::begin(const std::shared_ptr<Trial>& trial, bool will_wait) {
   const int peer = std::get<0>(trial->key);
   try {
     if (device_to_device_ == DeviceToDevice::kForbidden) {
-      end(*trial, {"this worker does not allow it"});
+      end(*trial, {kNotAllowedHere});
     } else if (room_.reach(peer) == DeviceRoom::Reach::kByHost) {
       end(*trial, {room_.why_not_by_name(peer)});
     } else {
@@ -301,10 +309,8 @@ void DeviceRoutes::end(Trial& trial, const Verdict& verdict) {
     found.why_not_direct = verdict.why_not_direct;
     found.known_until = verdict.is_passing ? Clock::now() + kAgainAfter : TimePoint::max();
   }
-  const bool is_refused = is_required() && !verdict.why_not_direct.empty();
-  const LogLevel level = is_refused ? LogLevel::kWarning : LogLevel::kInfo;
   try {
-    if (is_news) tell(level, peer, here, there, verdict.why_not_direct);
+    if (is_news) tell(peer, here, there, verdict.why_not_direct, kLetThemOpen);
   } catch (const std::exception&) {  // whoever keeps the log
   }
   trial.complete_with(std::nullopt);
@@ -400,7 +406,7 @@ void DeviceRoutes::hear_unopened(int peer, int here, int there, const std::strin
     route.why_not_direct = why;
     route.known_until = Clock::now() + kAgainAfter * (1 << std::min(route.times_unopened++, 6));
   }
-  tell(LogLevel::kInfo, peer, here, there, why);
+  tell(peer, here, there, why, kLetThemOpen);
 }
 
 void DeviceRoutes::refuse_if_required(int peer, int here, int there, const std::string& why) const {
@@ -433,7 +439,7 @@ void DeviceRoutes::note_not_staged(int peer, int here, int there, uint64_t bytes
     is_first = all == 0;
     all += bytes;
   }
-  if (is_first) tell(LogLevel::kWarning, peer, here, there, why);
+  if (is_first) tell(peer, here, there, why, "");
 }
 
 // A number in the device's memory goes the way of a tensor.
@@ -472,7 +478,7 @@ void DeviceRoutes::serve_probe(agent::Request request) {
 
 void DeviceRoutes::answer_probe(agent::Request& request) {
   if (device_to_device_ == DeviceToDevice::kForbidden) {
-    throw Error(Code::kUnavailable, "it does not allow it");
+    throw Error(Code::kUnavailable, kNotAllowedThere);
   }
   copy_and_look(request.from(), request.frame(), request.deadline());
   request.reply({});
@@ -507,13 +513,20 @@ void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline 
   }
 }
 
-void DeviceRoutes::tell(LogLevel level, int peer, int here, int there,
-                        const std::string& why) const {
+// What both workers allow, and goes a way that is many times slower, is seen where nothing else was
+// asked for.
+void DeviceRoutes::tell(int peer, int here, int there, const std::string& why,
+                        const char* advice) const {
+  const bool is_near = room_.reach(peer) != DeviceRoom::Reach::kByHost;
+  const bool is_fall = !why.empty() && is_near && why != kNotAllowedHere && why != kNotAllowedThere;
+  const LogLevel level =
+      is_fall || (is_required() && !why.empty()) ? LogLevel::kWarning : LogLevel::kInfo;
   const std::string to =
       text_of(there) + " of worker '" + room_.worker().messenger().worker_name(peer) + "'";
   log(level, "device",
       "tensors go from " + text_of(here) + " to " + to +
-          (why.empty() ? ", from device to device" : " through the processor's memory: " + why));
+          (why.empty() ? ", from device to device" : " through the processor's memory: " + why) +
+          (is_fall ? advice : ""));
 }
 
 void DeviceRoutes::note_come(int peer, uint64_t bytes) {

@@ -92,7 +92,7 @@ class DeviceRoutes {
   void hear_unopened(int peer, int here, int there, const std::string& why);
   void answer_probe(agent::Request& request);
   void give_lent(agent::Request request, const device::Export& lent);
-  void tell(LogLevel level, int peer, int here, int there, const std::string& why) const;
+  void tell(int peer, int here, int there, const std::string& why, const char* advice) const;
 
   DeviceRoom& room_;
   const DeviceToDevice device_to_device_;

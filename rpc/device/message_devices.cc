@@ -70,6 +70,7 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
   if (there == kCpu || !routes.is_direct(peer_, here, there, terms_.deadline)) return false;
   const DeviceRoom::Reach reach = room_->reach(peer_);
   const std::shared_ptr<Held>& held = lent_exports().held;
+  room_->release_idle();
   const device::Stream stream = current_stream(dense.device());
   auto owner = std::make_shared<c10::Storage>(dense.storage());
   const void* const bytes = dense.const_data_ptr();

@@ -1,5 +1,5 @@
-// The kind of devices that device_cases.cc is linked with: device_conformance_test.cc runs the same
-// cases on each.
+// The kind of devices that device_conformance_test.cc is linked with: it runs the same cases on
+// each.
 #pragma once
 
 #include <memory>

@@ -4,6 +4,7 @@
 #include <farspan/autograd/context.h>
 #include <farspan/rpc/init/init.h>
 #include <farspan/rpc/rpc.h>
+#include <farspan/rref/remote.h>
 #include <farspan/rref/rref.h>
 
 #include <ATen/ATen.h>

@@ -31,7 +31,9 @@ std::shared_ptr<Library> registered_library() {
   MutexLock lock(registered().mutex);
   if (!registered().open) {
     throw Error(Code::kInvalidArgument, "this program has no NCCL in it")
-        .advice("link farspan::cuda, which a build with the CUDA toolkit has, or use \"cpu\"");
+        .advice(
+            "link farspan::cuda of a build that found the CUDA toolkit and NCCL, or use "
+            "\"cpu\"");
   }
   if (!registered().opened) registered().opened = registered().open();
   return registered().opened;

@@ -17,6 +17,10 @@ bool is_loss(const Error& why) {
 }  // namespace
 
 void Peers::watch() {
+  {
+    MutexLock lock(mutex_);
+    if (watches_) return;
+  }
   GroupSpec beside = spec_;
   beside.name += "/peers";
   const std::shared_ptr<Backend> channel = control_->subgroup(beside);

@@ -43,6 +43,11 @@ void check(cudaError_t error, const char* function) {
           : "look at what the driver has logged (dmesg, nvidia-smi)");
 }
 
+// Of what must not throw: an error of it is nobody's, also not LibTorch's.
+void forgive(cudaError_t error) noexcept {
+  if (error != cudaSuccess) cudaGetLastError();
+}
+
 // The calling thread's current device, for as long as this lives.
 class OnDevice {
  public:
@@ -53,7 +58,7 @@ class OnDevice {
     has_changed_ = true;
   }
   ~OnDevice() {
-    if (has_changed_) cudaSetDevice(before_);  // else that would make a context of it
+    if (has_changed_) forgive(cudaSetDevice(before_));  // else that would make a context of it
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
@@ -80,19 +85,25 @@ Function driver_function(const char* name, unsigned version) {
 struct Driver {
   PFN_cuDeviceGetUuid_v11040 uuid =
       driver_function<PFN_cuDeviceGetUuid_v11040>("cuDeviceGetUuid", 11040);
-  PFN_cuMemGetAddressRange_v3020 address_range =
-      driver_function<PFN_cuMemGetAddressRange_v3020>("cuMemGetAddressRange", 3020);
   PFN_cuPointerGetAttributes_v7000 attributes =
       driver_function<PFN_cuPointerGetAttributes_v7000>("cuPointerGetAttributes", 7000);
-};
+  PFN_cuGetErrorName_v6000 error_name =
+      driver_function<PFN_cuGetErrorName_v6000>("cuGetErrorName", 6000);
+  PFN_cuGetErrorString_v6000 error_string =
+      driver_function<PFN_cuGetErrorString_v6000>("cuGetErrorString", 6000);
 
-void check(CUresult result, const char* function) {
-  if (result == CUDA_SUCCESS) return;
-  const bool is_argument = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_FOUND;
-  throw Error(is_argument ? Code::kInvalidArgument : Code::kUnavailable,
-              "the driver's error " + std::to_string(static_cast<int>(result)))
-      .operation(function);
-}
+  void check(CUresult result, const char* function) const {
+    if (result == CUDA_SUCCESS) return;
+    const char *name = nullptr, *text = nullptr;
+    error_name(result, &name);
+    error_string(result, &text);
+    const bool is_argument = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_FOUND;
+    throw Error(is_argument ? Code::kInvalidArgument : Code::kUnavailable,
+                std::string(name ? name : "unknown error") + ": " + (text ? text : "no text"))
+        .operation(function)
+        .advice("look at what the driver has logged (dmesg, nvidia-smi)");
+  }
+};
 
 cudaStream_t raw(Stream stream) noexcept { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t raw(Event event) noexcept { return static_cast<cudaEvent_t>(event); }
@@ -114,13 +125,13 @@ class CudaDevices final : public Devices {
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     return memory;
   }
-  void release(void* memory) noexcept override { cudaFree(memory); }
+  void release(void* memory) noexcept override { forgive(cudaFree(memory)); }
   void* allocate_host(size_t bytes) override {
     void* memory = nullptr;
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc");
     return memory;
   }
-  void release_host(void* memory) noexcept override { cudaFreeHost(memory); }
+  void release_host(void* memory) noexcept override { forgive(cudaFreeHost(memory)); }
   Region region_of(const void* address) const override;
 
   Stream new_stream(int device) override {
@@ -129,7 +140,7 @@ class CudaDevices final : public Devices {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     return {device, stream};
   }
-  void end_stream(Stream stream) noexcept override { cudaStreamDestroy(raw(stream)); }
+  void end_stream(Stream stream) noexcept override { forgive(cudaStreamDestroy(raw(stream))); }
   void copy(Stream stream, void* to, const void* from, size_t bytes) override {
     const OnDevice on(stream.device);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, raw(stream)), "cudaMemcpyAsync");
@@ -149,7 +160,7 @@ class CudaDevices final : public Devices {
     check(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate");
     return event;
   }
-  void end_event(Event event) noexcept override { cudaEventDestroy(raw(event)); }
+  void end_event(Event event) noexcept override { forgive(cudaEventDestroy(raw(event))); }
   void record(Event event, Stream stream) override {
     const OnDevice on(stream.device);
     check(cudaEventRecord(raw(event), raw(stream)), "cudaEventRecord");
@@ -211,7 +222,7 @@ class CudaDevices final : public Devices {
 // As nvidia-smi writes it.
 std::string CudaDevices::uuid(int device) const {
   CUuuid uuid;
-  check(driver_.uuid(&uuid, device), "cuDeviceGetUuid");
+  driver_.check(driver_.uuid(&uuid, device), "cuDeviceGetUuid");
   std::string text = "GPU-";
   for (size_t i = 0; i < sizeof uuid.bytes; ++i) {
     std::array<char, 4> hex;
@@ -227,15 +238,20 @@ Region CudaDevices::region_of(const void* address) const {
   int device = 0;
   unsigned long long id = 0;
   int can_be_named = 0;
-  std::array<CUpointer_attribute, 3> names{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                                           CU_POINTER_ATTRIBUTE_BUFFER_ID,
-                                           CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
-  std::array<void*, 3> values{&device, &id, &can_be_named};
-  check(driver_.attributes(names.size(), names.data(), values.data(), at),
-        "cuPointerGetAttributes");
   CUdeviceptr base = 0;
   size_t bytes = 0;
-  check(driver_.address_range(&base, &bytes, at), "cuMemGetAddressRange");
+  // cuMemGetAddressRange() would want the thread to have a context of that device.
+  std::array<CUpointer_attribute, 5> names{
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_BUFFER_ID,
+      CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+      CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  std::array<void*, 5> values{&device, &id, &can_be_named, &base, &bytes};
+  driver_.check(driver_.attributes(names.size(), names.data(), values.data(), at),
+                "cuPointerGetAttributes");
+  if (base == 0) {
+    throw Error(Code::kInvalidArgument, "this is no memory of a GPU")
+        .operation("cuPointerGetAttributes");
+  }
   Region region{device, reinterpret_cast<std::byte*>(base), bytes, id, can_be_named != 0};
   MutexLock lock(mutex_);
   if (opened_.count(region.base) > 0) region.can_be_named = false;
@@ -272,7 +288,7 @@ void CudaDevices::close_memory(void* opened) noexcept {
   if (found == opened_.end()) return;
   try {
     const OnDevice on(found->second.device);
-    cudaIpcCloseMemHandle(opened);
+    forgive(cudaIpcCloseMemHandle(opened));
   } catch (const Error&) {  // the device has failed, and its mappings are gone with it
   }
   if (--found->second.times == 0) opened_.erase(found);

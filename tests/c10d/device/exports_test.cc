@@ -13,6 +13,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/device/simulated/simulated.h>
 
+#include "c10d/device/held_stream.h"
 #include "support/eventually.h"
 
 namespace farspan::testing {
@@ -426,6 +427,44 @@ TEST_F(StagedExportsTest, BlocksOfAnotherSizeMakeRoom) {
   EXPECT_TRUE(stage(exports, 3, 2 * kBlock));
   EXPECT_EQ(here_.devices->allocated(0), before + 2 * kBlock);
   here_.finish();
+}
+
+TEST_F(StagedExportsTest, ABlockThatIsBeingWrittenMakesNoRoom) {
+  Exports exports(*here_.devices, 2 * kBlock);
+  const size_t before = here_.devices->allocated(0);
+  {
+    const HeldStream held(*here_.devices, here_.stream);
+    ASSERT_TRUE(stage(exports, 1));
+    exports.taken(1);
+    EXPECT_FALSE(stage(exports, 2, 2 * kBlock));
+    EXPECT_NE(exports.release_idle(Clock::now() + Exports::kIdle), TimePoint::max());
+    EXPECT_EQ(here_.devices->allocated(0), before + kBlock);
+  }
+  here_.finish();
+  EXPECT_TRUE(stage(exports, 2, 2 * kBlock));
+  EXPECT_EQ(here_.devices->allocated(0), before + 2 * kBlock);
+  EXPECT_EQ(exports.events(), 1u) << "that of the block that has gone is left";
+  here_.finish();
+}
+
+TEST_F(StagedExportsTest, WhatIsIdleGoes) {
+  Exports exports(*here_.devices, 2 * kBlock);
+  EXPECT_EQ(exports.release_idle(Clock::now()), TimePoint::max());
+  const size_t before = here_.devices->allocated(0);
+  std::byte* const source = here_.allocate();
+  ASSERT_TRUE(stage(exports, 1));
+  ASSERT_TRUE(exports.make(2, source, kBytes, here_.stream, nullptr));
+  here_.finish();
+  const auto idle = [&] { return exports.release_idle(Clock::now() + Exports::kIdle); };
+  EXPECT_NE(idle(), TimePoint::max()) << "they are not taken";
+  exports.taken(1);
+  exports.taken(2);
+  EXPECT_NE(exports.release_idle(Clock::now()), TimePoint::max()) << "the next ones need them";
+  EXPECT_EQ(exports.events(), 2u);
+  EXPECT_EQ(idle(), TimePoint::max());
+  EXPECT_EQ(exports.events(), 0u);
+  here_.devices->release(source);
+  EXPECT_EQ(here_.devices->allocated(0), before);
 }
 
 TEST_F(StagedExportsTest, ADeviceThatIsFullStagesNothing) {

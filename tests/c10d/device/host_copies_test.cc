@@ -10,6 +10,7 @@
 
 #include <farspan/c10d/device/simulated/simulated.h>
 
+#include "c10d/device/held_stream.h"
 #include "support/eventually.h"
 
 namespace farspan::testing {
@@ -89,20 +90,6 @@ TEST_P(HostCopiesTest, GoOnWithOneBlockWhereThereIsNoOther) {
   EXPECT_EQ(back, sent);
 }
 
-// Work of a stream that does not go on before the test says so.
-class HeldStream {
- public:
-  HeldStream(device::Devices& devices, Stream stream) {
-    devices.then(stream, [go = go_] { go->wait(Deadline::never()); });
-  }
-  ~HeldStream() { go_->come(); }
-  HeldStream(const HeldStream&) = delete;
-  HeldStream& operator=(const HeldStream&) = delete;
-
- private:
-  const std::shared_ptr<device::Arrival> go_ = std::make_shared<device::Arrival>();
-};
-
 TEST_P(HostCopiesTest, EndAtTheirDeadlineAndLeaveTheMemoryAlone) {
   HostCopies copies(*devices_, {.block = kBlock, .blocks = 4});
   const Place place(*devices_, 5 * kBlock);
@@ -141,6 +128,26 @@ TEST_P(HostCopiesTest, WhatFitsIntoTwoBlocksWaitsForNoStream) {
   EXPECT_EQ(copies.from_device(place.stream, back.data(), place.memory, back.size(), soon()),
             End::kDone);
   EXPECT_EQ(back, expected);
+}
+
+TEST_P(HostCopiesTest, KeepNoBlocksThatAreIdle) {
+  HostCopies copies(*devices_, {.block = kBlock, .blocks = 4});
+  EXPECT_EQ(copies.release_idle(Clock::now()), TimePoint::max());
+  const Place place(*devices_, 2 * kBlock);
+  Bytes back(2 * kBlock);
+  {
+    const HeldStream held(*devices_, place.stream);
+    EXPECT_EQ(copies.to_device(place.stream, place.memory, back.data(), 1, soon()), End::kDone);
+    EXPECT_NE(copies.release_idle(Clock::now() + HostCopies::kIdle), TimePoint::max());
+    EXPECT_EQ(copies.blocks(), 1u) << "a device reads it";
+  }
+  EXPECT_EQ(copies.from_device(place.stream, back.data(), place.memory, back.size(), soon()),
+            End::kDone);
+  EXPECT_NE(copies.release_idle(Clock::now()), TimePoint::max());
+  EXPECT_EQ(copies.blocks(), 2u);
+  EXPECT_TRUE(eventually(
+      [&] { return copies.release_idle(Clock::now() + HostCopies::kIdle) == TimePoint::max(); }));
+  EXPECT_EQ(copies.blocks(), 0u);
 }
 
 TEST_P(HostCopiesTest, OfManyThreadsAtOnceShareTheBlocks) {

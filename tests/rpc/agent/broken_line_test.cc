@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdio>
 #include <future>
 #include <optional>
 #include <vector>
@@ -12,11 +13,14 @@
 
 #include "rpc/agent/connection_suite.h"
 #include "rpc/agent/impostor.h"
+#include "support/sanitizers.h"
+#include "support/seeded_random.h"
 
 namespace farspan::testing {
 namespace {
 
 using agent::UnsteadyWays;
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
@@ -72,8 +76,9 @@ class BrokenLine : public ::testing::Test {
     agent_.call(1, frame, Deadline::after(seconds(60)), answer, false);
     return answer->future();
   }
-  void begin(const std::shared_ptr<Answer>& handler, Millis timeout) {
+  void begin(const std::shared_ptr<Answer>& handler, Millis timeout, size_t bytes = 0) {
     wire::OutFrame frame;
+    frame.segments = {Buffer::allocate(bytes)};
     agent_.call(1, frame, Deadline::after(timeout), handler, false);
   }
   // The line that w0 dials next there, open; null: it dials none.
@@ -258,7 +263,7 @@ TEST_P(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
   const auto leaving = call(kLarge);
   const auto cancelled = std::make_shared<Answer>(), timed = std::make_shared<Answer>();
   begin(cancelled, seconds(60));
-  begin(timed, seconds(1));
+  begin(timed, seconds(5));
   const auto last = call(7);
   line.reset();
   ASSERT_TRUE(told.future().wait_for(Millis(20'000)));
@@ -284,7 +289,7 @@ INSTANTIATE_TEST_SUITE_P(By, BlockedLine, ::testing::Values("unix", "shm"),
 // It has one way alone.
 class BrokenLines : public BrokenLine {
  protected:
-  BrokenLines() {
+  BrokenLines() : BrokenLine(hello_of(1), 64 << 20) {
     agent_.set_workers(
         {agent_.record(), {{other_.name, 1}, other_.instance, {local_->endpoint()}}});
   }
@@ -297,6 +302,49 @@ TEST_F(BrokenLines, ThreeAreEnough) {
   ASSERT_TRUE(answer.has_error());
   EXPECT_EQ(answer.error().code(), Code::kDisconnected);
   EXPECT_TRUE(local_streams_.all().empty()) << "one more was dialled";
+}
+
+// Calls are cancelled while the line breaks. Expect: each is either cancelled or answered, and none
+// that is cancelled goes by the next line.
+TEST_F(BrokenLines, ACallIsCancelledOnWhicheverLineItIs) {
+  constexpr size_t kCalls = 20;
+  const Bytes large(16 << 20);  // more than the socket takes
+  SeededRandom random(seed_of_run("cancelled"));
+  auto line = used(local_streams_);
+  ASSERT_TRUE(line);
+  size_t moved = 0;
+  for (int round = 0; round < repetitions(100); ++round) {
+    SCOPED_TRACE(round);
+    const auto leaving = call_with(Buffer::borrowed(large.data(), large.size()));
+    std::vector<std::shared_ptr<Answer>> calls(kCalls);
+    std::vector<bool> is_cancelled(kCalls);
+    for (size_t i = 0; i < kCalls; ++i) {
+      calls[i] = std::make_shared<Answer>();
+      begin(calls[i], seconds(60), 1 + i);
+    }
+    const auto last = call(kCalls + 1);
+    const auto broken = std::async(std::launch::async, [&] { line.reset(); });
+    const TimePoint then = Clock::now() + random.up_to(microseconds(1000));
+    while (Clock::now() < then) std::this_thread::yield();
+    for (size_t i = 0; i < kCalls; ++i) is_cancelled[i] = agent_.cancel(1, *calls[i]);
+    broken.wait();
+    ASSERT_TRUE(line = opened(local_streams_));
+    for (size_t heard = 0; heard != kCalls + 1;) {
+      const auto request = line->hear();
+      ASSERT_TRUE(request);
+      heard = request->segments.at(0).size();
+      EXPECT_FALSE(heard <= kCalls && is_cancelled[heard - 1]) << heard;
+      moved += heard <= kCalls;
+      line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+    }
+    ASSERT_TRUE(last.wait_for(Millis(20'000)));
+    for (size_t i = 0; i < kCalls; ++i) {
+      const auto answer = calls[i]->future();
+      ASSERT_TRUE(answer.wait_for(Millis(20'000))) << i;
+      EXPECT_EQ(answer.has_error(), is_cancelled[i]) << i;
+    }
+  }
+  std::printf("%zu calls were answered by the next line\n", moved);
 }
 
 // The peer reads and maps memory of this process, which it is a part of; on the next line it does
