@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <farspan/c10d/base/future.h>
@@ -153,9 +154,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   const WorkerInfo& peer() const noexcept { return peer_; }
   bool leads_back() const noexcept override { return !is_closed(); }
   bool is_open() const noexcept { return state_.load() == State::kOpen; }
-  bool is_closed() const noexcept {
-    return state_.load(std::memory_order_acquire) == State::kClosed;
-  }
+  bool is_closed() const noexcept { return state_.load() == State::kClosed; }
   // What is sent goes, and what comes is delivered: somewhat before it counts as open.
   bool carries() const;
   // Ready when the line is open, or has failed.
@@ -207,10 +206,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void make_room();
   Refusal refuse(wire::OutFrame& frame, uint64_t offered);
   std::vector<PendingCalls::Taken> close_calls();
-  struct Moving {
-    PendingCalls::Taken* from;
-    UnsentCall call;
-  };
+  using Moving = std::pair<PendingCalls::Taken*, UnsentCall>;
   std::vector<Moving> take_unsent(const std::vector<Outbox::Unsent>& requests,
                                   std::vector<PendingCalls::Taken>& calls) noexcept;
   void set_deadline(wire::OutFrame& frame, Deadline deadline);

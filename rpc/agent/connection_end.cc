@@ -76,11 +76,11 @@ std::vector<PendingCalls::Taken> Connection::close_calls() {
   const auto left = outbox_.take_unsent();
   auto calls = pending_.close();
   if (has_broken()) {
-    for (Moving& moving : take_unsent(left, calls)) {
-      const auto why_not = owner_.on_unsent(self(), moving.call);
+    for (auto& [from, call] : take_unsent(left, calls)) {
+      const auto why_not = owner_.on_unsent(self(), call);
       if (!why_not) continue;
-      moving.from->handler = moving.call.handler;
-      moving.from->why = std::make_shared<const Error>(*why_not);
+      from->handler = call.handler;
+      from->why = std::make_shared<const Error>(*why_not);
     }
   }
   for (const auto& call : calls) PendingCalls::settle(call);
@@ -105,7 +105,7 @@ auto Connection::take_unsent(const std::vector<Outbox::Unsent>& requests,
       whole->deadline = call.deadline;
       whole->handler = call.handler;
       taken.push_back(request.id);
-      unsent.push_back({&call, std::move(*whole)});
+      unsent.emplace_back(&call, std::move(*whole));
       call.handler = nullptr;
     }
   } catch (const std::bad_alloc&) {

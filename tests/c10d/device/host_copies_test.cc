@@ -144,7 +144,7 @@ TEST_P(HostCopiesTest, KeepNoBlocksThatAreIdle) {
   EXPECT_EQ(copies.from_device(place.stream, back.data(), place.memory, back.size(), soon()),
             End::kDone);
   EXPECT_NE(copies.release_idle(Clock::now()), TimePoint::max());
-  EXPECT_EQ(copies.blocks(), 2u);
+  EXPECT_GE(copies.blocks(), 2u);
   EXPECT_TRUE(eventually(
       [&] { return copies.release_idle(Clock::now() + HostCopies::kIdle) == TimePoint::max(); }));
   EXPECT_EQ(copies.blocks(), 0u);

@@ -304,15 +304,14 @@ TEST_F(BrokenLines, ThreeAreEnough) {
   EXPECT_TRUE(local_streams_.all().empty()) << "one more was dialled";
 }
 
-// Calls are cancelled while the line breaks. Expect: each is either cancelled or answered, and none
-// that is cancelled goes by the next line.
+// Some calls are cancelled while the line breaks. Expect: each is either cancelled or answered, and
+// none that is cancelled goes by the next line.
 TEST_F(BrokenLines, ACallIsCancelledOnWhicheverLineItIs) {
   constexpr size_t kCalls = 20;
   const Bytes large(16 << 20);  // more than the socket takes
   SeededRandom random(seed_of_run("cancelled"));
   auto line = used(local_streams_);
   ASSERT_TRUE(line);
-  size_t moved = 0;
   for (int round = 0; round < repetitions(100); ++round) {
     SCOPED_TRACE(round);
     const auto leaving = call_with(Buffer::borrowed(large.data(), large.size()));
@@ -323,10 +322,12 @@ TEST_F(BrokenLines, ACallIsCancelledOnWhicheverLineItIs) {
       begin(calls[i], seconds(60), 1 + i);
     }
     const auto last = call(kCalls + 1);
-    const auto broken = std::async(std::launch::async, [&] { line.reset(); });
+    const auto broken = std::async(std::launch::async, [&] { line->hang_up(); });
     const TimePoint then = Clock::now() + random.up_to(microseconds(1000));
     while (Clock::now() < then) std::this_thread::yield();
-    for (size_t i = 0; i < kCalls; ++i) is_cancelled[i] = agent_.cancel(1, *calls[i]);
+    for (size_t i = 0; i < kCalls; ++i) {
+      is_cancelled[i] = random.chance(0.5) && agent_.cancel(1, *calls[i]);
+    }
     broken.wait();
     ASSERT_TRUE(line = opened(local_streams_));
     for (size_t heard = 0; heard != kCalls + 1;) {
@@ -334,7 +335,6 @@ TEST_F(BrokenLines, ACallIsCancelledOnWhicheverLineItIs) {
       ASSERT_TRUE(request);
       heard = request->segments.at(0).size();
       EXPECT_FALSE(heard <= kCalls && is_cancelled[heard - 1]) << heard;
-      moved += heard <= kCalls;
       line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
     }
     ASSERT_TRUE(last.wait_for(Millis(20'000)));
@@ -344,7 +344,6 @@ TEST_F(BrokenLines, ACallIsCancelledOnWhicheverLineItIs) {
       EXPECT_EQ(answer.has_error(), is_cancelled[i]) << i;
     }
   }
-  std::printf("%zu calls were answered by the next line\n", moved);
 }
 
 // The peer reads and maps memory of this process, which it is a part of; on the next line it does

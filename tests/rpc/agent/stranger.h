@@ -100,6 +100,7 @@ class Stranger {
     return reading_.frames()[heard_++];
   }
 
+  void hang_up() { stream_->shut(); }
   // What the agent writes from now on fails, though it may still read: over a unix socket.
   void stop_hearing() { shutdown(stream_->read_descriptor(), SHUT_RD); }
 
