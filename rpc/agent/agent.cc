@@ -306,14 +306,28 @@ std::optional<Error> Agent::on_unsent(const std::shared_ptr<Connection>& connect
 }
 
 bool Agent::cancel(int to, const ReplyHandler& handler) {
+  bool is_cancelled = false;
   for (;;) {
-    const auto line = known_line(to);
-    bool is_cancelled = false;
-    if (line) run_here([&] { is_cancelled = line->cancel(handler); });
-    if (is_cancelled) return true;
-    if (!handler.is_between_lines() && known_line(to) == line) return false;
+    const uint32_t moves = handler.moves_.load();
+    if (!handler.is_between_lines()) {
+      for (const auto& line : lines_of(to)) {
+        run_here([&] { is_cancelled = line->cancel(handler); });
+        if (is_cancelled) return true;
+      }
+      if (handler.moves_.load() == moves) return false;  // it was on none of them all the time
+    }
     std::this_thread::yield();  // it goes by the next line, which takes no longer than to send it
   }
+}
+
+// Those that have ended, of which not all have been told, and the one there is now.
+std::vector<std::shared_ptr<Connection>> Agent::lines_of(int rank) const {
+  MutexLock lock(mutex_);
+  const auto at = static_cast<size_t>(rank);
+  if (rank < 0 || at >= peers_.size()) return {};
+  auto lines = peers_[at].untold;
+  if (peers_[at].line) lines.push_back(peers_[at].line);
+  return lines;
 }
 
 void Agent::post(int to, wire::OutFrame& frame) {
@@ -506,7 +520,7 @@ void Agent::on_closed(const std::shared_ptr<Connection>& connection, const Error
     if (peer.line == connection) {
       peer.line = nullptr;
       peer.dialing = false;
-      peer.untold.push_back(connection.get());  // until those below have been told
+      peer.untold.push_back(connection);  // until those below have been told
     }
     if (peer.incoming == connection) peer.incoming = nullptr;
     if (stopped_) return;
@@ -542,7 +556,8 @@ void Agent::open_next(size_t rank, const Connection& ended) {
   {
     MutexLock lock(mutex_);
     Peer& peer = peers_[rank];
-    if (std::erase(peer.untold, &ended) == 0 || !peer.untold.empty() || stopped_) return;
+    const auto is_ended = [&](const auto& line) { return line.get() == &ended; };
+    if (std::erase_if(peer.untold, is_ended) == 0 || !peer.untold.empty() || stopped_) return;
     if (!peer.line || peer.line->is_closed() || peer.dialing || peer.reserved > 0) return;
     next = peer.line;
     peer.dialing = true;

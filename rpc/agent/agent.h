@@ -105,7 +105,7 @@ class Agent final : public Messenger, private ConnectionOwner {
     int reserved = 0;  // handshakes that were welcomed, and will open the line any moment
     // Lines that have ended, of which not all have been told: until then the next one is not
     // opened.
-    std::vector<const Connection*> untold;
+    std::vector<std::shared_ptr<Connection>> untold;
     UnsteadyWays unsteady;
     std::set<std::string> told;  // why better ways were tried in vain, as it was logged
   };
@@ -131,6 +131,7 @@ class Agent final : public Messenger, private ConnectionOwner {
   std::shared_ptr<Connection> new_line(const WorkerInfo& peer);
   std::shared_ptr<Connection> line_to(int rank);
   std::shared_ptr<Connection> known_line(int rank) const;  // null: there is none
+  std::vector<std::shared_ptr<Connection>> lines_of(int rank) const;
   void open_next(size_t rank, const Connection& ended);
   void dial(int rank, std::shared_ptr<Connection> line);
   void dial_until(Deadline deadline, int rank, const std::shared_ptr<Connection>& line);

@@ -66,7 +66,7 @@ std::shared_ptr<Connection> Agent::line_to(int rank) {
     }
     Peer& peer = peers_[static_cast<size_t>(rank)];
     if (peer.line && !peer.line->is_closed()) return peer.line;
-    if (peer.line) peer.untold.push_back(peer.line.get());
+    if (peer.line) peer.untold.push_back(peer.line);
     line = new_line(peer.record.info);
     peer.line = line;
     reserved = peer.reserved > 0 || !peer.untold.empty();

@@ -51,6 +51,7 @@ class ReplyHandler {
   static constexpr uint64_t kBetweenLines = UINT64_MAX;
   bool is_between_lines() const noexcept { return request_id_.load() == kBetweenLines; }
   std::atomic<uint64_t> request_id_{0};  // where it waits
+  std::atomic<uint32_t> moves_{0};       // from lines that broke
   int lines_ = 0;                        // that it was made on; for who makes it
 };
 

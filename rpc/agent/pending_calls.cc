@@ -105,7 +105,9 @@ std::vector<PendingCalls::Taken> PendingCalls::close() {
   closed_ = true;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     if (!slots_[slot].handler) continue;
-    slots_[slot].handler->request_id_.store(ReplyHandler::kBetweenLines);
+    ReplyHandler& handler = *slots_[slot].handler;
+    handler.request_id_.store(ReplyHandler::kBetweenLines);
+    handler.moves_.fetch_add(1);  // in this order: Agent::cancel() looks in the other one
     all.push_back(take_locked(slot));
   }
   return all;
