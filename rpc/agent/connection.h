@@ -99,9 +99,8 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   void lanes_were_dialled();
 
   // Sends a request; `handler` hears of the answer or of the failure.
-  //   had_room  it comes from another line: it need not wait for room, which it had there, and can
-  //   be
-  //             cancelled when this returns, not before
+  //   had_room  it had room on the line that it comes from: it waits for none, and can be cancelled
+  //             when this returns, not before
   //   returns   nothing, or why it was not sent: kInvalidArgument (it is too large for the wire),
   //             kTimeout (no room in time), or how the line has ended. Then nothing of it has left,
   //             `handler` hears nothing, and the frame is as it was. (One that is made in the very
