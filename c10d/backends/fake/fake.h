@@ -1,7 +1,8 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
 // The fake backend: all ranks of a job in one process, one thread each, without sockets or shared
-// memory. For tests and dry runs: results are those of the other backends, and the same each time.
+// memory. For tests and dry runs: results are those of the other backends, and the same each time,
+// unless the ranks draw from LibTorch's random generator, which they share.
 #pragma once
 
 #include <functional>
