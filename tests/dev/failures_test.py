@@ -26,7 +26,7 @@ def main():
     failures = pathlib.Path(sys.argv[1]) / "tests/support/failures.py"
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "CMakeLists.txt").write_text(PROJECT)
-        for command in (["cmake", "."], ["ctest"]):
+        for command in (["cmake", "-G", "Ninja", "."], ["ctest"]):
             subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         said = subprocess.check_output([failures, f"{folder}/Testing/Temporary/LastTest.log"], text=True)
     bad = ["bad failed:", "bad.cc:1: Failure", "Expected", *map(str, range(3000, 3010))]
