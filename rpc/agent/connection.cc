@@ -156,7 +156,7 @@ std::optional<Connection::Refusal> Connection::call(wire::OutFrame& frame, Deadl
   if (waits) make_room();  // for the next one, now that this one counts
   if (!frame.handed_over.empty()) offers_.belongs_to(id, offered);
   if (lease != 0) leases_.belongs_to(id, lease);
-  if (id == 0) return refuse(frame, offered);
+  if (id == 0) return refuse(frame);
   frame.header.request_id = id;
   Outbox::State state{};
   try {
@@ -167,10 +167,10 @@ std::optional<Connection::Refusal> Connection::call(wire::OutFrame& frame, Deadl
     state = outbox_.send(frame);
   } catch (const std::bad_alloc&) {
     if (!pending_.take(id).handler) return std::nullopt;  // it has ended, and its handler has heard
-    refuse(frame, offered);
+    refuse(frame);
     throw;
   }
-  if (state == Outbox::State::kClosed && pending_.take(id).handler) return refuse(frame, offered);
+  if (state == Outbox::State::kClosed && pending_.take(id).handler) return refuse(frame);
   if (had_room) PendingCalls::make_known(*handler, id);  // nothing could recall it before
   if (state == Outbox::State::kLeft && deadline.expired())
     recall({id});  // nobody else may any more
@@ -189,11 +189,11 @@ void Connection::set_deadline(wire::OutFrame& frame, Deadline deadline) {
 }
 
 // Nothing of the frame has left, nor will.
-Connection::Refusal Connection::refuse(wire::OutFrame& frame, uint64_t offered) {
+Connection::Refusal Connection::refuse(wire::OutFrame& frame) {
   const bool lends = frame.lease != 0;  // what was lent has gone with the line
   leases_.end(frame.lease);
-  withdraw(offered);
-  offers_.take_back_of(offered);
+  withdraw(frame.offer.id);
+  offers_.take_back_of(frame.offer.id);
   be_unsent(frame);
   return {why_closed(), has_broken() && !lends};
 }

@@ -203,7 +203,7 @@ class Connection final : public net::Source, public ReplyRoute, private LaneOwne
   bool wait_for_room(uint64_t bytes, Deadline deadline);
   void leave_row(const FutureCore& room);
   void make_room();
-  Refusal refuse(wire::OutFrame& frame, uint64_t offered);
+  Refusal refuse(wire::OutFrame& frame);
   std::vector<PendingCalls::Taken> close_calls();
   using Moving = std::pair<PendingCalls::Taken*, UnsentCall>;
   std::vector<Moving> take_unsent(const std::vector<Outbox::Unsent>& requests,

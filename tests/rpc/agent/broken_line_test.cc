@@ -90,6 +90,17 @@ class BrokenLine : public ::testing::Test {
     welcome(*line, other);
     return line;
   }
+  // Answers the next request there, which is that of `answer`. Returns its segment.
+  static Buffer answered(Stranger* line, const Future<wire::InFrame>& answer) {
+    EXPECT_TRUE(line);
+    const auto request = line ? line->hear() : std::nullopt;
+    EXPECT_TRUE(request);
+    if (!request) return {};
+    line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
+    EXPECT_TRUE(answer.wait_for(Millis(20'000)));
+    EXPECT_FALSE(answer.has_error()) << answer.error().what();
+    return request->segments.at(0);
+  }
   // The same, after it has carried a call.
   std::unique_ptr<Stranger> used(Streams& way) {
     const auto answer = call();
@@ -200,12 +211,7 @@ TEST_P(BlockedLine, CallsThatLieBehindOneThatLeavesGoByTheNextOne) {
   ASSERT_TRUE(line);
   for (size_t i = 0; i < sizes.size(); ++i) {
     EXPECT_FALSE(behind[i].ready());
-    const auto request = line->hear();
-    ASSERT_TRUE(request);
-    EXPECT_EQ(request->segments.at(0).size(), sizes[i]) << "in another order";
-    line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-    ASSERT_TRUE(behind[i].wait_for(Millis(20'000)));
-    EXPECT_FALSE(behind[i].has_error()) << behind[i].error().what();
+    EXPECT_EQ(answered(line.get(), behind[i]).size(), sizes[i]) << "in another order";
   }
 }
 
@@ -217,13 +223,8 @@ TEST_F(BrokenLine, ACallThatFindsOutGoesByTheNextOne) {
     const Bytes bytes = pattern(size);
     const auto answer = call_with(Buffer::copy_of(bytes));
     line = opened(local_streams_);
+    EXPECT_TRUE(same(answered(line.get(), answer).span(), bytes));
     ASSERT_TRUE(line);
-    const auto request = line->hear();
-    ASSERT_TRUE(request);
-    EXPECT_TRUE(same(request->segments.at(0).span(), bytes));
-    line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-    ASSERT_TRUE(answer.wait_for(Millis(20'000)));
-    EXPECT_FALSE(answer.has_error()) << answer.error().what();
     line->say(RawFrame{.kind = 6, .flags = 4});  // goodbye: not a break
     line.reset();
     ASSERT_TRUE(eventually([&] { return agent_.counters().connections == 0; }));
@@ -243,13 +244,7 @@ TEST_P(BlockedLine, ACallThatIsOverGoesByNoOther) {
   EXPECT_EQ(cancelled.error().code(), Code::kCancelled);
   line.reset();
   line = opened(local_streams_);
-  ASSERT_TRUE(line);
-  const auto request = line->hear();
-  ASSERT_TRUE(request);
-  EXPECT_EQ(request->segments.at(0).size(), 7u);
-  line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-  ASSERT_TRUE(last.wait_for(Millis(20'000)));
-  EXPECT_FALSE(last.has_error()) << last.error().what();
+  EXPECT_EQ(answered(line.get(), last).size(), 7u);
 }
 
 TEST_P(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
@@ -274,13 +269,7 @@ TEST_P(BlockedLine, CallsOfItEndInTimeThoughTheNextOneMustWait) {
   EXPECT_EQ(timed->future().error().code(), Code::kTimeout);
   go_on.set_value();
   line = opened(local_streams_);
-  ASSERT_TRUE(line);
-  const auto request = line->hear();
-  ASSERT_TRUE(request);
-  EXPECT_EQ(request->segments.at(0).size(), 7u) << "one that is over goes by it";
-  line->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-  ASSERT_TRUE(last.wait_for(Millis(20'000)));
-  EXPECT_FALSE(last.has_error()) << last.error().what();
+  EXPECT_EQ(answered(line.get(), last).size(), 7u) << "one that is over goes by it";
 }
 
 INSTANTIATE_TEST_SUITE_P(By, BlockedLine, ::testing::Values("unix", "shm"),
@@ -368,13 +357,7 @@ class BlockedLineOfReader : public BrokenLine {
   void expect_by_next(const Future<wire::InFrame>& answer, const Bytes& bytes) {
     line_.reset();
     line_ = opened(local_streams_, hello_of(1));
-    ASSERT_TRUE(line_);
-    const auto request = line_->hear();
-    ASSERT_TRUE(request);
-    EXPECT_TRUE(same(request->segments.at(0).span(), bytes));
-    line_->say(RawFrame{.flags = 1, .request_id = request->header.request_id});
-    ASSERT_TRUE(answer.wait_for(Millis(20'000)));
-    EXPECT_FALSE(answer.has_error()) << answer.error().what();
+    EXPECT_TRUE(same(answered(line_.get(), answer).span(), bytes));
   }
 
   static constexpr uint64_t kLarge = 32 << 20;
