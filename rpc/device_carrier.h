@@ -28,6 +28,7 @@ class LentMemory : public wire::Lent {
   LentMemory() = default;
   ~LentMemory() override { over_.set_value(); }  // unless its line has ended
   void line_ended() noexcept final {
+    stay_lent();
     over_.set_error(Error(Code::kDisconnected,
                           "the line ended before the other worker's devices had copied all"));
   }
@@ -38,6 +39,9 @@ class LentMemory : public wire::Lent {
   Future<void> over() const { return over_.future(); }
 
  private:
+  // Its receiver may still have it, and nobody says so by that line.
+  virtual void stay_lent() noexcept {}
+
   const Promise<void> over_;
 };
 

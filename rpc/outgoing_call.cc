@@ -31,7 +31,23 @@ Error changed_in_place(size_t tensor) {
       .advice("wait for the call before you change it, or pass its clone()");
 }
 
+// What lies below calls, with an operation of its own ("connect ..."), as a call's error.
+Error of_a_call(const Error& why) {
+  if (why.operation().empty()) return why;
+  return Error(why.code(), why.operation() + ": " + why.message())
+      .worker(why.worker())
+      .elapsed(why.elapsed())
+      .advice(why.advice());
+}
+
 }  // namespace
+
+void throw_of_call(const Error& why, const Worker& worker, int to, const CallName& name) {
+  Error error = why;
+  if (error.operation().empty()) error.operation(name.text());
+  if (error.worker().empty()) error.worker(worker.worker_info(to).name);
+  throw Error(error);
+}
 
 PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name)
     : worker_(std::move(worker)),
@@ -183,7 +199,7 @@ void PendingResult::drop_return(wire::InFrame& reply) noexcept {
 void PendingResult::on_error(const Error& why) noexcept {
   note_time(false);
   settle(false);
-  end_with(why);
+  end_with(of_a_call(why));
 }
 
 void PendingResult::end_with(const Error& why) noexcept {
@@ -212,7 +228,8 @@ void PendingResult::settle(bool arrived) noexcept {
 // `why`, with what is known here: the call, the worker, the time.
 Error PendingResult::named(const Error& why) const {
   Error error = why;
-  if (error.operation().empty()) error.operation(name_.text());
+  const bool has_none = error.operation().empty() || error.operation() == name_.function;
+  if (has_none) error.operation(name_.text());
   if (error.worker().empty() && peer_ >= 0 && peer_ < worker_->world_size()) {
     error.worker(worker_->workers()[static_cast<size_t>(peer_)].name);
   }

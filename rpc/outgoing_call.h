@@ -30,6 +30,10 @@ struct CallName {
   std::string text() const { return verb + (" " + function); }
 };
 
+// Throws it again, with what is known here of the call that it has kept from being made.
+[[noreturn]] void throw_of_call(const Error& why, const Worker& worker, int to,
+                                const CallName& name);
+
 // Gets the answer to one call and makes a value, or an Error that says which call failed, of it.
 class PendingResult : public agent::ReplyHandler,
                       public std::enable_shared_from_this<PendingResult> {

@@ -59,23 +59,31 @@ auto start_call(Worker& worker, const WorkerTarget& to, const CallOptions& optio
   using R = result_of_t<Fn>;
   const Function& function = registered_function(fn);
   const int rank = to.rank_in(worker);
-  OutgoingCall call(worker, rank, wire::Kind::kCall, {verb, function.name}, function.id);
-  write_arguments<Fn>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
-  auto state = std::make_shared<CallState<R>>(worker.shared_from_this(), rank, call.name());
-  call.send(state, options, will_wait);
-  return Future<R>(std::move(state));
+  try {
+    OutgoingCall call(worker, rank, wire::Kind::kCall, {verb, function.name}, function.id);
+    write_arguments<Fn>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
+    auto state = std::make_shared<CallState<R>>(worker.shared_from_this(), rank, call.name());
+    call.send(state, options, will_wait);
+    return Future<R>(std::move(state));
+  } catch (const Error& why) {
+    throw_of_call(why, worker, rank, {verb, function.name});
+  }
 }
 
 template <class R, class... Args>
 Future<R> start_builtin_call(Worker& worker, const WorkerTarget& to, const CallOptions& options,
                              const char* verb, bool will_wait, const Builtin& op, Args&&... args) {
   const int rank = to.rank_in(worker);
-  OutgoingCall call(worker, rank, wire::Kind::kBuiltinCall, {verb, op.name}, 0);
-  call.subject(std::as_bytes(std::span(op.name.data(), op.name.size())));
-  write_builtin_arguments(op.name, call.payload(), call.writer(), std::forward<Args>(args)...);
-  auto state = std::make_shared<CallState<R>>(worker.shared_from_this(), rank, call.name());
-  call.send(state, options, will_wait);
-  return Future<R>(std::move(state));
+  try {
+    OutgoingCall call(worker, rank, wire::Kind::kBuiltinCall, {verb, op.name}, 0);
+    call.subject(std::as_bytes(std::span(op.name.data(), op.name.size())));
+    write_builtin_arguments(op.name, call.payload(), call.writer(), std::forward<Args>(args)...);
+    auto state = std::make_shared<CallState<R>>(worker.shared_from_this(), rank, call.name());
+    call.send(state, options, will_wait);
+    return Future<R>(std::move(state));
+  } catch (const Error& why) {
+    throw_of_call(why, worker, rank, {verb, op.name});
+  }
 }
 
 }  // namespace detail

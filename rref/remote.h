@@ -42,6 +42,9 @@ RRef<R> make_remote(Worker& worker, int owner, const CallOptions& options, const
         std::make_shared<CreationState>(worker.shared_from_this(), call.name(), handle);
     state->keep(self);
     call.send(state, options, false);
+  } catch (const Error& why) {
+    handle->table().creation_failed(handle->id(), why);
+    throw_of_call(why, worker, owner, {"remote", function.name});
   } catch (...) {
     handle->table().creation_failed(handle->id(), to_error(std::current_exception()));
     throw;
@@ -54,6 +57,9 @@ RRef<R> make_remote(Worker& worker, int owner, const CallOptions& options, const
 template <class Fn, class... Args>
 auto Worker::remote(const WorkerTarget& to, const CallOptions& options, Fn fn, Args&&... args) {
   static_assert(CallableWith<Fn, Args...>, "the arguments do not fit the function's parameters");
+  static_assert(!std::is_void_v<result_of_t<Fn>>,
+                "remote() returns a reference to what the function returns, which is nothing: call "
+                "it with rpc_sync() or rpc_async()");
   const Function& function = registered_function(fn);
   return rref::make_remote<result_of_t<Fn>>(
       *this, to.rank_in(*this), options, function, nullptr, [&](OutgoingCall& call) {

@@ -162,18 +162,23 @@ class RRef {
   }
 
   template <class R, class Write>
-  Future<R> start(wire::Kind kind, CallName name, uint64_t function, const rref::Subject& subject,
-                  const CallOptions& options, bool will_wait, Write write) const {
+  Future<R> start(wire::Kind kind, const CallName& name, uint64_t function,
+                  const rref::Subject& subject, const CallOptions& options, bool will_wait,
+                  Write write) const {
     live().table().check(*handle_);
     const int to = rref_id().owner.rank;
     const auto here = worker();
-    OutgoingCall outgoing(*here, to, kind, std::move(name), function);
-    outgoing.subject(rref::encode(subject));
-    write(outgoing);
-    auto state = std::make_shared<CallState<R>>(here, to, outgoing.name());
-    state->keep(handle_);
-    outgoing.send(state, options, will_wait);
-    return Future<R>(std::move(state));
+    try {
+      OutgoingCall outgoing(*here, to, kind, name, function);
+      outgoing.subject(rref::encode(subject));
+      write(outgoing);
+      auto state = std::make_shared<CallState<R>>(here, to, outgoing.name());
+      state->keep(handle_);
+      outgoing.send(state, options, will_wait);
+      return Future<R>(std::move(state));
+    } catch (const Error& why) {
+      throw_of_call(why, *here, to, name);
+    }
   }
 
   std::shared_ptr<rref::Handle> handle_;

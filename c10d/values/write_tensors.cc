@@ -64,6 +64,7 @@ class TensorWriter {
   }
 
   void check(const at::Tensor& tensor) const {
+    if (tensor.is_meta()) refuse("a meta tensor, which has no memory", "pass its sizes and dtype");
     if (!tensor.device().is_cpu() && !devices_) {
       refuse("a tensor on device " + tensor.device().str(),
              tensor.device().is_cuda() ? "link farspan::cuda, and look at the log for "

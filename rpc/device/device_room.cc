@@ -9,6 +9,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/net/host.h>
+#include <farspan/c10d/net/process.h>
 #include <farspan/c10d/streams/streams.h>
 #include <farspan/rpc/device/message_devices.h>
 #include <farspan/rpc/device/streams.h>
@@ -63,7 +64,8 @@ constexpr int kMostDevices = 1 << 10, kMostWorkers = 1 << 20;
 }  // namespace
 
 std::string DeviceRecord::to_text() const {
-  std::string text = word(kind) + word(host) + word(process) + word(std::to_string(uuids.size()));
+  std::string text =
+      word(kind) + word(host) + word(process) + word(mark) + word(std::to_string(uuids.size()));
   for (const std::string& uuid : uuids) text += word(uuid);
   text += word(std::to_string(maps.size()));
   for (const auto& [worker, map] : maps) {
@@ -81,6 +83,7 @@ DeviceRecord DeviceRecord::from_text(const std::string& text) {
   record.kind = words.next();
   record.host = words.next();
   record.process = words.next();
+  record.mark = words.next();
   for (int left = words.number(kMostDevices); left > 0; --left) {
     record.uuids.push_back(words.next());
   }
@@ -109,7 +112,7 @@ DeviceRecord DeviceRecord::of_this_process(Maps maps) {
     }
   }
   const auto accelerator = registered_accelerator();
-  DeviceRecord record{"", net::host_id(), this_process(), {}, std::move(maps)};
+  DeviceRecord record{"", net::host_id(), this_process(), net::process_mark(), {}, std::move(maps)};
   if (!accelerator || !accelerator->devices) return record;
   record.kind = accelerator->devices->kind();
   for (int device = 0; device < accelerator->devices->count(); ++device) {
@@ -160,6 +163,9 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
                                 self->routes_.serve_unopened(std::move(request));
                               }
                             });
+  worker.messenger().handle(
+      wire::Kind::kDeviceRecall, Run::kInline,
+      [uses = room->uses_](agent::Request request) { uses->serve_recall(std::move(request)); });
   worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
     const auto self = weak.lock();
     if (!self) return;
@@ -176,10 +182,12 @@ DeviceRoom::DeviceRoom(Worker& worker, const Accelerator& accelerator,
     : worker_(worker),
       accelerator_(accelerator),
       records_(std::move(records)),
+      last_export_(uint64_t{std::random_device()()} << 16),  // others remember those of runs before
       exports_(*accelerator_.devices),
       imports_(*accelerator_.devices),
       host_copies_(*accelerator_.devices),
-      routes_(*this, device_to_device) {}
+      routes_(*this, device_to_device),
+      recalls_(*this) {}
 
 std::set<std::pair<int, int>> DeviceRoom::mapped_ways(int peer) const {
   std::set<std::pair<int, int>> ways;
@@ -284,6 +292,10 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
   if (reach(peer) != Reach::kByHost) return "";
   const DeviceRecord& other = records_[static_cast<size_t>(peer)];
   return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
+}
+
+bool DeviceRoom::is_running(int peer) const {
+  return net::is_running(records_[static_cast<size_t>(peer)].mark);
 }
 
 void DeviceRoom::import(int peer, const device::Export& from, void* to, device::Stream stream) {

@@ -20,6 +20,8 @@
 #include <farspan/c10d/device/imports.h>
 #include <farspan/rpc/device/accelerator.h>
 #include <farspan/rpc/device/device_routes.h>
+#include <farspan/rpc/device/recalls.h>
+#include <farspan/rpc/device/uses.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
@@ -31,6 +33,7 @@ struct DeviceRecord {
   std::string kind;                // "cuda"; empty: none
   std::string host;                // net::host_id()
   std::string process;             // the same for workers of one process, and only these
+  std::string mark;                // of that, net::process_mark()
   std::vector<std::string> uuids;  // of its devices, by their numbers
   Maps maps;                       // its own, by the worker that it sends to
 
@@ -71,6 +74,8 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   Reach reach(int peer) const noexcept;
   //   returns  why it is not another one; empty where it is as direct as can be
   std::string why_not_by_name(int peer) const;
+  // Whether that worker's process runs, as far as this one can see.
+  bool is_running(int peer) const;
   // As Imports::copy(), of what that worker lends; says so where this process does not see the
   // device, by whatever number.
   void import(int peer, const device::Export& from, void* to, device::Stream stream);
@@ -79,6 +84,8 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   device::Devices& devices() noexcept { return *accelerator_.devices; }
   device::Exports& exports() noexcept { return exports_; }
   device::HostCopies& host_copies() noexcept { return host_copies_; }
+  Recalls& recalls() noexcept { return recalls_; }
+  Uses& uses() noexcept { return *uses_; }
   DeviceRoutes& routes() noexcept { return routes_; }
   // Sees to it that what nobody uses any more is closed and released in time. After each use.
   void release_idle();
@@ -102,12 +109,14 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   Worker& worker_;
   const Accelerator accelerator_;
   const std::vector<DeviceRecord> records_;
-  std::atomic<uint64_t> last_export_{0};
+  std::atomic<uint64_t> last_export_;
   std::atomic<bool> looks_{false};  // a timer is set for what is idle
   device::Exports exports_;
   device::Imports imports_;
   device::HostCopies host_copies_;
   DeviceRoutes routes_;
+  const std::shared_ptr<Uses> uses_ = std::make_shared<Uses>();
+  Recalls recalls_;
 };
 
 }  // namespace farspan

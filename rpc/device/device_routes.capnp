@@ -22,3 +22,9 @@ struct DeviceUnopened {
   why @2 :Text;
   lent @3 :Value.DeviceBytes;          # of which the bytes are wanted; none: it is one-way
 }
+
+# Kind DEVICE_RECALL: the line on which the sender has lent these has ended. Its answer comes when the receiver copies
+# none of them any more; what it has not begun to copy by now it never will.
+struct DeviceRecall {
+  lendings @0 :List(UInt64);           # DeviceBytes.lending
+}

@@ -20,25 +20,42 @@ class MessageDevicesOf::Held {
       : room_(std::move(room)), id_(room_->next_export()) {}
   ~Held() {
     for (const uint64_t id : local_) LocalExports::all().remove(id);
-    room_->exports().taken(id_);
+    if (!is_left_) room_->exports().taken(id_);
   }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
   uint64_t id() const noexcept { return id_; }
   void add_local(uint64_t id) { local_.push_back(id); }
+  // To who is asked for it, and keeps it.
+  void leave_to(int peer) noexcept {
+    is_left_ = true;
+    room_->recalls().keep(peer, id_);
+  }
 
  private:
   const std::shared_ptr<DeviceRoom> room_;
   const uint64_t id_;
   std::vector<uint64_t> local_;
+  bool is_left_ = false;
 };
 
 // What a message lends. The line keeps it until the receiver has let go.
 class MessageDevicesOf::Lent final : public LentMemory {
  public:
-  explicit Lent(std::shared_ptr<DeviceRoom> room) : held(std::make_shared<Held>(std::move(room))) {}
+  Lent(const std::shared_ptr<DeviceRoom>& room, int peer)
+      : held(std::make_shared<Held>(room)),
+        peer_(peer),
+        is_by_name_(room->reach(peer) == DeviceRoom::Reach::kByName) {}
   const std::shared_ptr<Held> held;
+
+ private:
+  void stay_lent() noexcept override {
+    if (is_by_name_) held->leave_to(peer_);
+  }
+
+  const int peer_;
+  const bool is_by_name_;
 };
 
 MessageDevicesOf::MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, MessageWay way,
@@ -48,7 +65,7 @@ MessageDevicesOf::MessageDevicesOf(std::shared_ptr<DeviceRoom> room, int peer, M
 MessageDevicesOf::~MessageDevicesOf() = default;
 
 MessageDevicesOf::Lent& MessageDevicesOf::lent_exports() {
-  if (!lent_) lent_ = std::make_shared<Lent>(room_);
+  if (!lent_) lent_ = std::make_shared<Lent>(room_, peer_);
   return *lent_;
 }
 
@@ -107,12 +124,15 @@ at::Device MessageDevicesOf::device_here(int place) {
 void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Reader from) {
   if (terms_.drops_bytes) return;
   if (dense.device().is_cpu()) throw Error(Code::kCorrupt, "device memory is lent to the CPU");
+  std::shared_ptr<const void> use;
   if (from.hasMemory()) {
-    borrow_by_name(dense, read_export(from));
+    const device::Export lent = read_export(from);
+    use = room_->uses().begin(peer_, lent.id);
+    borrow_by_name(dense, lent);
   } else {
     borrow_local(dense, from.getRegion());
   }
-  room_->devices().then(current_stream(dense.device()), [borrowed = borrowed_] {});
+  room_->devices().then(current_stream(dense.device()), [borrowed = borrowed_, use] {});
 }
 
 void MessageDevicesOf::borrow_by_name(const at::Tensor& dense, const device::Export& lent) {

@@ -30,6 +30,7 @@ enum class Kind : uint8_t {
   kShutdown = 0x12,
   kDeviceProbe = 0x13,
   kDeviceUnopened = 0x14,
+  kDeviceRecall = 0x15,
   // 0x20 to 0x3f: remote references.
   kRemoteCall = 0x20,
   kRRefCall = 0x21,
@@ -81,6 +82,8 @@ constexpr std::string_view name_of(Kind kind) noexcept {
       return "device probe";
     case Kind::kDeviceUnopened:
       return "device unopened";
+    case Kind::kDeviceRecall:
+      return "device recall";
     case Kind::kRemoteCall:
       return "remote call";
     case Kind::kRRefCall:

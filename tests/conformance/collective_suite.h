@@ -37,6 +37,8 @@ struct BackendKind {
   bool names_hosts = true;  // false where all ranks are of one process by nature
   // Sums are formed within each host first; see c10d/backends/README.md.
   std::function<std::string(int rank)> host_of = [](int) { return ""; };
+  // A send of a small tensor does not wait for its receive.
+  bool keeps_small_messages = true;
 };
 inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
 

@@ -9,9 +9,9 @@
 
 namespace farspan::testing {
 
-void run_nccl(int ranks, Millis timeout, const Body& body) {
+void run_nccl_behind(const Between& between, int ranks, Millis timeout, const Body& body) {
   run_on_nccl(dist::nccl::make_nccl_library(registered_accelerator()->devices), ranks, timeout,
-              body);
+              body, between);
   // Communicators that were aborted end by themselves.
   EXPECT_TRUE(eventually([] { return accelerator_use() == AcceleratorUse(); }));
 }

@@ -102,6 +102,36 @@ TEST_P(DeviceCollectives, AReceiveDoesNotOvertakeWhatReadsTheTensor) {
   });
 }
 
+// Rows rank, rank + 1 and so on, of a tensor with one row for each and as many more; written late.
+Tensor rows_of(int rank, int ranks, at::Device device) {
+  const Tensor rows = (at::arange(ranks).view({1, ranks}) + rank).to(device);
+  const Tensor values = input_of(rank, 4 * ranks, at::kDouble).view({ranks, 4}).to(device);
+  return at::_sparse_coo_tensor_unsafe(rows + at::zeros({1, ranks}, at::kLong).to(device),
+                                       values + values, {2 * ranks, 4},
+                                       at::TensorOptions(device).layout(at::kSparse));
+}
+
+// By NCCL's groups, too: through the processor's memory.
+TEST_P(DeviceCollectives, SparseTensorsAreSummedInTheOrderOfTheStreams) {
+  on_each(ranks(), [](int rank) {
+    Tensor expected = rows_of(rank, ranks(), at::kCPU);
+    dist::all_reduce(expected);
+    for (int round = 0; round < repetitions(10); ++round) {
+      const OnAnotherStream stream(accelerator_of(rank));
+      const Tensor sum = rows_of(rank, ranks(), accelerator_of(rank));
+      if (round % 2 == 0) {
+        dist::all_reduce(sum);
+      } else {
+        dist::all_reduce_async(sum).wait();
+      }
+      EXPECT_TRUE(sum.is_sparse() && sum.device() == accelerator_of(rank));
+      const Tensor twice = sum._values() + sum._values();
+      EXPECT_TRUE(at::equal(twice.cpu(), 2 * expected._values()));
+      EXPECT_TRUE(at::equal(sum._indices().cpu(), expected._indices()));
+    }
+  });
+}
+
 // A reduction, and a message from rank 0 to rank 1.
 void reduce_and_send(int rank) {
   const Tensor t = at::full({100}, rank + 1, at::kLong).to(accelerator_of(rank));
@@ -126,7 +156,12 @@ TEST_P(StagedCollectives, WhoseDeviceIsNotDoneEndAtTheirDeadline) {
     const OnAnotherStream stream(accelerator_of(rank));
     const Promise<void> go;
     const Tensor t = at::ones({100}, at::kLong).to(accelerator_of(rank));
+    const Tensor sparse = rows_of(rank, 2, accelerator_of(rank));
+    const dist::Group own = dist::new_group({0, 1});
     if (rank == 1) hold_up_current_stream(accelerator_of(rank), go.future());
+    const Error of_sparse =
+        error_of([&] { dist::all_reduce(sparse, {.group = own, .timeout = 300ms}); });
+    EXPECT_EQ(of_sparse.code(), Code::kTimeout) << of_sparse.what();
     const Error error = error_of([&] { dist::all_reduce(t, {.timeout = 300ms}); });
     go.set_value();
     EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
@@ -145,7 +180,9 @@ std::vector<BackendKind> staged_kinds() {
 }
 std::vector<BackendKind> all_kinds() {
   std::vector<BackendKind> kinds = staged_kinds();
-  kinds.push_back({"Nccl", run_nccl, [](int) { return Chunk{}; }});
+  kinds.push_back(
+      {"Nccl", [](int ranks, Millis timeout, const Body& body) { run_nccl(ranks, timeout, body); },
+       [](int) { return Chunk{}; }});
   return kinds;
 }
 INSTANTIATE_TEST_SUITE_P(Each, DeviceCollectives, ::testing::ValuesIn(all_kinds()),

@@ -14,10 +14,10 @@ std::atomic<dist::nccl::SimulatedLibrary*> current{nullptr};
 
 }  // namespace
 
-void run_nccl(int ranks, Millis timeout, const Body& body) {
+void run_nccl_behind(const Between& between, int ranks, Millis timeout, const Body& body) {
   const auto library = dist::nccl::make_simulated_library(registered_accelerator()->devices);
   current = library.get();
-  run_on_nccl(library, ranks, timeout, body);
+  run_on_nccl(library, ranks, timeout, body, between);
   EXPECT_TRUE(eventually([&] { return library->communicators() == 0; }));
   EXPECT_THAT(library->faults(), ::testing::IsEmpty());
   current = nullptr;

@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <farspan/rpc/device/accelerator.h>
 #include <farspan/rpc/rpc.h>
 
 #include "integration/device_workers.h"
@@ -37,6 +40,18 @@ std::string why_not_from_w0(int64_t device) {
   return error_of([&] { rpc_sync(0, on_device, device, 3); }).what();
 }
 FARSPAN_REGISTER_AS("routes.why_not_from_w0", why_not_from_w0);
+
+std::string uuid_of(const Tensor& x) {
+  return registered_accelerator()->devices->uuid(x.get_device());
+}
+FARSPAN_REGISTER_AS("routes.uuid_of", uuid_of);
+
+// The first of this process's.
+std::vector<int> numbers_of_accelerators(int count) {
+  std::vector<int> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
 
 TEST_P(DeviceRoutes, SayInTheLogOnceHowTheyGo) {
   const LoggedWays log;
@@ -150,7 +165,7 @@ TEST_P(DevicesByName, AreTriedOnceByManyThreads) {
 ClusterOptions where_w1_has_fewer(DeviceRecord::Maps maps) {
   return {.workers = 2,
           .device_maps = std::move(maps),
-          .environment = {with_accelerators(accelerators() - 1)}};
+          .environment = {with_accelerators(numbers_of_accelerators(accelerators() - 1))}};
 }
 
 TEST_P(DevicesByName, ThatTheOtherWorkerLacksNeedAnEntryWhichTheErrorNames) {
@@ -185,6 +200,41 @@ TEST_P(DevicesByName, SayWhereTheOtherProcessDoesNotSeeTheDevice) {
   w0().rpc_sync(1, take, numbers(1).to(accelerator(last)));
   EXPECT_THAT(way_of(w0(), last).why_not_direct,
               AllOf(HasSubstr("cannot be opened"), HasSubstr("does not see device ")));
+}
+
+// Each worker counts the devices that its process sees.
+TEST_P(DevicesByName, AreThoseThatEachProcessSeesInItsOwnOrder) {
+  if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
+  std::vector<int> turned = numbers_of_accelerators(accelerators());
+  std::ranges::reverse(turned);
+  const int last = accelerators() - 1;
+  start_processes({.workers = 2,
+                   .device_maps = {{"w1", {{cuda(0), cuda(last)}, {cuda(last), cuda(0)}}}},
+                   .environment = {with_accelerators(turned)}});
+  for (const int here : {0, last}) {
+    const Tensor x = numbers(3).to(accelerator(here));
+    EXPECT_EQ(w0().rpc_sync(1, uuid_of, x), uuid_of(x)) << "the same one, by another number";
+    const Tensor back = w0().rpc_sync(1, copied, x);
+    EXPECT_EQ(back.device(), accelerator(here));
+    EXPECT_TRUE(is(back, numbers(3)));
+    EXPECT_TRUE(way_of(w0(), here).is_direct) << way_of(w0(), here).why_not_direct;
+  }
+}
+
+TEST_P(DevicesByName, OfWhichTheOtherProcessSeesNoneGoThroughTheProcessor) {
+  if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
+  const int last = accelerators() - 1;
+  start_processes({.workers = 2, .environment = {with_accelerators({last})}});
+  const Tensor x = numbers(3).to(accelerator(0));
+  const std::string there = w0().rpc_sync(1, uuid_of, x);
+  EXPECT_EQ(there, uuid_of(numbers(0).to(accelerator(last))));
+  EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(3)));
+  // A real one may open it all the same.
+  const DeviceRoute way = way_of(w0(), 0);
+  if (!way.is_direct) {
+    EXPECT_THAT(way.why_not_direct, HasSubstr("its process does not see device " + uuid_of(x)));
+  }
+  EXPECT_FALSE(way.is_direct && accelerator(0).is_privateuseone());
 }
 
 TEST_P(DeviceWays, MayBeForbiddenByEither) {

@@ -327,6 +327,56 @@ TEST_P(DeviceGradients, MoveTheParametersThatTheOptimizerHas) {
   EXPECT_TRUE(near(w0().rpc_sync(1, now, w), expected));
 }
 
+// What an optimizer keeps of a parameter is on its device, and of the same order as it.
+TEST_P(DeviceGradients, MoveTheParametersWithMomentumAsInOneProcess) {
+  const torch::optim::SGDOptions options = torch::optim::SGDOptions(0.01).momentum(0.9);
+  const Weights w = w0().remote(1, weights, 0, 3);
+  DistributedOptimizer<torch::optim::SGD> optimizer(w0(), {w}, options);
+  Tensor expected = reals(3).requires_grad_();
+  torch::optim::SGD in_one_process({expected}, options);
+  for (int round = 0; round < repetitions(20); ++round) {
+    Context context(w0());
+    const Tensor y = w0().rpc_sync(1, times, w, reals(round).to(accelerator(0)));
+    context.backward({y.cpu().sum()});
+    optimizer.step(context);
+    in_one_process.zero_grad();
+    (expected * reals(round)).sum().backward();
+    in_one_process.step();
+  }
+  EXPECT_TRUE(near(w0().rpc_sync(1, now, w), expected.detach()));
+}
+
+// No step is lost, though each has streams of its own.
+TEST_P(DeviceGradients, OfTwoTrainersMoveTheSameParameters) {
+  for (const StepMode mode : {StepMode::kHogwild, StepMode::kConsistent}) {
+    const Weights w = w0().remote(1, weights, 0, 3);
+    constexpr int kTrainers = 2;
+    const int rounds = repetitions(20);
+    std::vector<std::thread> trainers;
+    for (int trainer = 0; trainer < kTrainers; ++trainer) {
+      trainers.emplace_back([&, trainer] {
+        DistributedOptimizer<torch::optim::SGD> optimizer(w0(), {w}, 0.01, {.mode = mode});
+        for (int round = 0; round < rounds; ++round) {
+          Context context(w0());
+          const Tensor x = reals(round + 1000 * trainer).to(accelerator_of(trainer));
+          const Tensor y = w0().rpc_sync(1, times, w, x.to(accelerator(0)));
+          context.backward({y.cpu().sum()});
+          optimizer.step(context);
+        }
+      });
+    }
+    for (std::thread& trainer : trainers) trainer.join();
+    Tensor expected = reals(3);
+    for (int trainer = 0; trainer < kTrainers; ++trainer) {
+      for (int round = 0; round < rounds; ++round) {
+        expected = expected - reals(round + 1000 * trainer) * 0.01;
+      }
+    }
+    EXPECT_TRUE(near(w0().rpc_sync(1, now, w), expected))
+        << (mode == StepMode::kHogwild ? "hogwild" : "consistent");
+  }
+}
+
 TEST_P(MappedDeviceGradients, GoBackByTheInverseOfTheMap) {
   if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
   use({{"w1", {{cuda(0), cuda(1)}, {cuda(1), cuda(0)}}}}, {});

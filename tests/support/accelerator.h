@@ -28,8 +28,8 @@ inline c10::impl::VirtualGuardImpl accelerator_guard() {
 }
 inline constexpr char kNeedsTwo[] = "needs two devices";
 
-// In the environment of a process that is to have only so many.
-std::pair<std::string, std::string> with_accelerators(int count);
+// In the environment of a process that is to have only these of them, in this order.
+std::pair<std::string, std::string> with_accelerators(const std::vector<int>& numbers);
 
 // What this process has of them now.
 struct AcceleratorUse {

@@ -202,17 +202,11 @@ at::Device accelerator(int number) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(number)};
 }
 
-std::pair<std::string, std::string> with_accelerators(int count) {
-  const char* const visible = std::getenv(kVisible);
-  std::string all = visible ? visible : "";
-  for (int device = 0; !visible && device < accelerators(); ++device) {
-    all += (device > 0 ? "," : "") + std::to_string(device);
-  }
-  size_t end = 0;
-  for (int device = 0; device < count && end != std::string::npos; ++device) {
-    end = all.find(',', end + 1);
-  }
-  return {kVisible, all.substr(0, end)};
+// By their UUIDs: their numbers here may be other ones than on the machine.
+std::pair<std::string, std::string> with_accelerators(const std::vector<int>& numbers) {
+  std::string list;
+  for (const int number : numbers) list += (list.empty() ? "" : ",") + devices().uuid(number);
+  return {kVisible, list};
 }
 
 AcceleratorUse accelerator_use() {

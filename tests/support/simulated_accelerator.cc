@@ -10,7 +10,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -20,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -39,8 +39,21 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 
 constexpr DeviceType kType = DeviceType::PrivateUse1;
-constexpr int kDevices = 3;  // at most
-constexpr char kDevicesVariable[] = "FARSPAN_SIMULATED_DEVICES";
+constexpr size_t kMostDevices = 8;
+// As CUDA_VISIBLE_DEVICES: the numbers of those that this process sees.
+constexpr char kVisible[] = "FARSPAN_SIMULATED_DEVICES";
+constexpr char kVisibleUsually[] = "0,1,2";
+const std::vector<int>& visible_devices() {
+  static const std::vector<int> devices = [] {
+    std::vector<int> all;
+    const char* const visible = std::getenv(kVisible);
+    std::istringstream numbers(visible ? visible : kVisibleUsually);
+    for (std::string number; std::getline(numbers, number, ',');) all.push_back(std::stoi(number));
+    if (all.empty() || all.size() > kMostDevices) throw std::logic_error(kVisible);
+    return all;
+  }();
+  return devices;
+}
 thread_local bool allocates_unnamed = false;
 constexpr int kStreams = 9;  // of each device: the default one, and a pool
 
@@ -55,11 +68,11 @@ device::SimulatedDevices& devices() {
 }
 
 thread_local DeviceIndex current_device = 0;
-thread_local std::array<int, kDevices> current_streams{};
+thread_local std::array<int, kMostDevices> current_streams{};
 
 device::Stream stream_of(DeviceIndex device, int number) {
   static std::mutex mutex;
-  static auto* made = new std::array<std::array<device::Stream, kStreams>, kDevices>;
+  static auto* made = new std::array<std::array<device::Stream, kStreams>, kMostDevices>;
   const std::lock_guard lock(mutex);
   device::Stream& stream = (*made)[static_cast<size_t>(device)][static_cast<size_t>(number)];
   if (!stream.handle) stream = devices().new_stream(device);
@@ -153,7 +166,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_device = device.index();
   }
   DeviceIndex deviceCount() const noexcept override {
-    return static_cast<DeviceIndex>(shared_devices() ? shared_devices()->count() : kDevices);
+    return static_cast<DeviceIndex>(visible_devices().size());
   }
 
   static DeviceIndex index_of(c10::Device device) {
@@ -222,6 +235,12 @@ at::Tensor make_empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                                            dtype.value_or(at::kFloat));
 }
 
+// What is one kernel on a device is several pieces of work here: no other thread's come between.
+std::mutex& kernel_mutex() {
+  static auto* const one = new std::mutex;
+  return *one;
+}
+
 // Computes `out`, contiguous, of `in`, as work of the current stream: by LibTorch's functions of
 // the CPU, on copies of the bytes.
 template <class Fn>
@@ -233,6 +252,7 @@ void compute(const at::Tensor& out, const std::vector<at::Tensor>& in, Fn fn) {
     return at::empty(x.sizes(), x.options().device(at::kCPU).requires_grad(false));
   };
   const at::AutoDispatchBelowAutograd plain;
+  const std::lock_guard one_kernel(kernel_mutex());
   std::vector<at::Tensor> copies;
   for (const at::Tensor& x : in) {
     if (x.is_cpu()) {
@@ -311,6 +331,11 @@ at::Tensor& add_to(at::Tensor& a, const at::Tensor& b, const at::Scalar& alpha) 
   return a;
 }
 
+at::Tensor& mul_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  compute(out, {a, b}, [](const auto& in) { return at::mul(in[0], in[1]); });
+  return out;
+}
+
 at::Tensor cat(const at::ITensorListRef& list, int64_t dim) {
   std::vector<at::Tensor> in;
   for (const at::Tensor& one : list) in.push_back(one);
@@ -320,6 +345,24 @@ at::Tensor cat(const at::ITensorListRef& list, int64_t dim) {
   at::Tensor out = at::empty(sizes, in.front().options());
   compute(out, in, [dim](const auto& copies) { return at::cat(copies, dim); });
   return out;
+}
+
+// LibTorch makes its parts on the current device first.
+at::Tensor make_sparse(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayRef sizes,
+                       const at::Tensor& indices, const at::Tensor& values,
+                       std::optional<at::ScalarType> type, std::optional<at::Layout> layout,
+                       std::optional<at::Device> device, std::optional<bool> pinned,
+                       std::optional<bool> is_coalesced) {
+  const c10::DeviceGuard guard(values.device());
+  return at::native::new_with_dims_and_tensor_sparse_symint(
+      sparse_dim, dense_dim, sizes, indices, values, type, layout, device, pinned, is_coalesced);
+}
+
+const at::Tensor& resize(const at::Tensor& to, at::IntArrayRef sizes,
+                         std::optional<at::MemoryFormat>) {
+  const at::Tensor fresh = at::empty(sizes, to.options());
+  at::Tensor(to).set_(fresh.storage(), 0, sizes);
+  return to;
 }
 
 at::Tensor& zero(at::Tensor& to) {
@@ -356,8 +399,7 @@ void open() {
   static std::once_flag once;
   std::call_once(once, [] {
     device::SimulationOptions options;
-    const char* const count = std::getenv(kDevicesVariable);
-    options.devices = count ? std::clamp(std::atoi(count), 1, kDevices) : kDevices;
+    options.visible = visible_devices();
     options.most_late = Micros(500);
     options.seed = seed_of_run("simulated devices");
     shared_devices() = device::make_simulated_devices(options);
@@ -381,8 +423,24 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("mul.Tensor", mul);
   library.impl("add.Tensor", add);
   library.impl("add_.Tensor", add_to);
+  library.impl("mul.out", mul_out);
   library.impl("zero_", zero);
+  library.impl("resize_", resize);
   library.impl("set_.source_Storage_storage_offset", set_storage);
+}
+
+// What LibTorch has for sparse tensors of every device, over the parts that they are of.
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
+  library.impl("_sparse_coo_tensor_with_dims_and_tensors", make_sparse);
+  library.impl("_indices", at::native::_indices_sparse);
+  library.impl("_values", at::native::_values_sparse);
+  library.impl("_nnz", at::native::_nnz_sparse);
+  library.impl("sparse_dim", at::native::sparse_dim_sparse);
+  library.impl("dense_dim", at::native::dense_dim_sparse);
+  library.impl("is_coalesced", at::native::is_coalesced_sparse);
+  library.impl("_coalesced_", at::native::_coalesced_sparse_);
+  library.impl("copy_", at::native::copy_sparse_wrapper_);
+  library.impl("copy_sparse_to_sparse_", at::native::copy_sparse_);
 }
 
 int accelerators() { return devices().count(); }
@@ -392,8 +450,10 @@ at::Device accelerator(int number) {
   return {kType, static_cast<DeviceIndex>(number)};
 }
 
-std::pair<std::string, std::string> with_accelerators(int count) {
-  return {kDevicesVariable, std::to_string(count)};
+std::pair<std::string, std::string> with_accelerators(const std::vector<int>& numbers) {
+  std::string list;
+  for (const int number : numbers) list += (list.empty() ? "" : ",") + std::to_string(number);
+  return {kVisible, list};
 }
 
 AcceleratorUse accelerator_use() {

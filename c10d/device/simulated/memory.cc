@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -26,20 +27,20 @@ Error no_such(const char* what) {
 
 }  // namespace
 
-SimulatedMemory::SimulatedMemory(int devices, size_t bytes_of_each, uint64_t instance)
-    : devices_(devices),
+SimulatedMemory::SimulatedMemory(std::vector<int> numbers, size_t bytes_of_each, uint64_t instance)
+    : numbers_(std::move(numbers)),
       bytes_of_each_(bytes_of_each),
       instance_(instance),
-      allocated_(static_cast<size_t>(devices)) {}
+      allocated_(numbers_.size()) {}
 
 SimulatedMemory::~SimulatedMemory() {
   for (const auto& [base, bytes] : reserved_) munmap(const_cast<std::byte*>(base), bytes);
 }
 
 void SimulatedMemory::check(int device) const {
-  if (device >= 0 && device < devices_) return;
+  if (device >= 0 && static_cast<size_t>(device) < numbers_.size()) return;
   throw Error(Code::kInvalidArgument, "there is no device " + std::to_string(device) + " of " +
-                                          std::to_string(devices_) + " here");
+                                          std::to_string(numbers_.size()) + " here");
 }
 
 std::byte* SimulatedMemory::reserve_locked(size_t bytes) {
@@ -121,14 +122,21 @@ MemoryName SimulatedMemory::name(void* base) const {
   if (!block || block->region.base != base || !block->region.can_be_named) {
     throw no_such("allocation that can be named");
   }
-  return Name{getpid(), block->memory.descriptor(), instance_, block->region.id,
-              block->region.bytes}
+  return Name{getpid(),
+              block->memory.descriptor(),
+              instance_,
+              block->region.id,
+              block->region.bytes,
+              numbers_[static_cast<size_t>(block->region.device)]}
       .to_bytes();
 }
 
 std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   check(device);
   const Name name = Name::from(bytes, kMemory, instance_);
+  if (std::ranges::find(numbers_, name.device) == numbers_.end()) {
+    throw Error(Code::kUnavailable, "memory of a device that this process does not see");
+  }
   MutexLock lock(mutex_);
   for (const auto& [base, block] : blocks_) {
     if (block->times_opened == 0 || block->maker != std::pair(name.instance, name.id)) continue;

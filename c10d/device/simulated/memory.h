@@ -26,8 +26,9 @@ namespace farspan::device {
 // Threading: every method from any thread.
 class SimulatedMemory {
  public:
+  //   numbers   of the devices, on their machine
   //   instance  tells these devices from all others
-  SimulatedMemory(int devices, size_t bytes_of_each, uint64_t instance);
+  SimulatedMemory(std::vector<int> numbers, size_t bytes_of_each, uint64_t instance);
   ~SimulatedMemory();
   SimulatedMemory(const SimulatedMemory&) = delete;
   SimulatedMemory& operator=(const SimulatedMemory&) = delete;
@@ -67,7 +68,7 @@ class SimulatedMemory {
   bool is_reserved_locked(const void* address) const FARSPAN_REQUIRES(mutex_);
   void forget_locked(const Block& block) FARSPAN_REQUIRES(mutex_);
 
-  const int devices_;
+  const std::vector<int> numbers_;
   const size_t bytes_of_each_;
   const uint64_t instance_;
   mutable Mutex mutex_;

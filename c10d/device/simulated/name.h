@@ -29,6 +29,7 @@ struct Name {
   uint64_t instance;  // of the devices that it is of
   uint64_t id;        // among theirs
   uint64_t bytes;
+  int32_t device = 0;  // of memory: its number on the machine
 
   Bytes to_bytes() const noexcept {
     static_assert(sizeof(Name) <= sizeof(Bytes));

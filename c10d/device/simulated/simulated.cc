@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <set>
 #include <thread>
@@ -59,16 +60,25 @@ class Handles {
   std::unordered_map<void*, std::shared_ptr<T>> all_ FARSPAN_GUARDED_BY(mutex_);
 };
 
+std::vector<int> seen_with(const SimulationOptions& options) {
+  if (!options.visible.empty()) return options.visible;
+  std::vector<int> all(static_cast<size_t>(options.devices));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 class Simulation final : public SimulatedDevices {
  public:
   explicit Simulation(SimulationOptions options)
-      : options_(std::move(options)), memory_(options_.devices, options_.memory, instance_) {}
+      : options_(std::move(options)),
+        visible_(seen_with(options_)),
+        memory_(visible_, options_.memory, instance_) {}
 
   std::string_view kind() const noexcept override { return "simulated"; }
-  int count() const override { return options_.devices; }
+  int count() const override { return static_cast<int>(visible_.size()); }
   std::string uuid(int device) const override {
     check(device);
-    return "SIM-" + options_.machine + "-" + std::to_string(device);
+    return "SIM-" + options_.machine + "-" + std::to_string(visible_[static_cast<size_t>(device)]);
   }
 
   void* allocate(int device, size_t bytes) override {
@@ -140,9 +150,9 @@ class Simulation final : public SimulatedDevices {
 
  private:
   void check(int device) const {
-    if (device >= 0 && device < options_.devices) return;
+    if (device >= 0 && device < count()) return;
     throw Error(Code::kInvalidArgument, "there is no device " + std::to_string(device) + " of " +
-                                            std::to_string(options_.devices) + " here");
+                                            std::to_string(count()) + " here");
   }
   void note(std::string fault) noexcept {
     MutexLock lock(mutex_);
@@ -152,6 +162,7 @@ class Simulation final : public SimulatedDevices {
 
   const uint64_t instance_ = uint64_t{std::random_device()()} << 32 | std::random_device()();
   const SimulationOptions options_;
+  const std::vector<int> visible_;  // by device here: its number on the machine
   SimulatedMemory memory_;
   std::atomic<uint64_t> made_{0};
   std::atomic<bool> may_open_{true};

@@ -17,6 +17,8 @@ namespace farspan::device {
 
 struct SimulationOptions {
   int devices = 2;
+  // Of which this process sees these, in this order: device 0 is the first. Empty: all.
+  std::vector<int> visible = {};
   // What uuid() is made of: the same in each process that has the same devices.
   std::string machine = "simulated";
   uint64_t seed = 1;                        // of how late each piece of work comes

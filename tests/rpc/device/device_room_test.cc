@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 DeviceRecord with_devices(int count, DeviceRecord::Maps maps = {}) {
-  DeviceRecord record{"simulated", "host", "process", {}, std::move(maps)};
+  DeviceRecord record{"simulated", "host", "process", "4711.23", {}, std::move(maps)};
   for (int i = 0; i < count; ++i) record.uuids.push_back("SIM-" + std::to_string(i));
   return record;
 }
@@ -35,6 +35,7 @@ void expect_read_as_written(const DeviceRecord& written) {
   EXPECT_EQ(read.kind, written.kind);
   EXPECT_EQ(read.host, written.host);
   EXPECT_EQ(read.process, written.process);
+  EXPECT_EQ(read.mark, written.mark);
   EXPECT_EQ(read.uuids, written.uuids);
   EXPECT_TRUE(read.maps == written.maps) << read.to_text();
 }
