@@ -9,7 +9,6 @@
 namespace farspan::testing {
 namespace {
 
-using at::Tensor;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
