@@ -98,6 +98,8 @@ class DeviceCarrier {
   virtual std::unique_ptr<DeviceStreams> use_own_streams() = 0;
   // What is known of the devices of a route's worker, for Worker::routes().
   virtual void describe(Route& route) const = 0;
+  // The worker has ended: nobody hears any more of what it has lent.
+  virtual void end() noexcept = 0;
   // That have come here from others' devices to this worker's.
   virtual uint64_t bytes_come() const noexcept = 0;
 };

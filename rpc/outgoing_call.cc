@@ -43,8 +43,8 @@ Error of_a_call(const Error& why) {
 }  // namespace
 
 void throw_of_call(const Error& why, const Worker& worker, int to, const CallName& name) {
-  Error error = why;
-  if (error.operation().empty()) error.operation(name.text());
+  Error error = of_a_call(why);
+  error.operation(name.text());
   if (error.worker().empty()) error.worker(worker.worker_info(to).name);
   throw Error(error);
 }

@@ -153,6 +153,7 @@ void Worker::end() {
     if (room) room->stop();
   }
   if (stop_) stop_();
+  if (device_carrier_) device_carrier_->end();
   for (auto room = rooms_.rbegin(); room != rooms_.rend(); ++room) {
     if (*room) (*room)->end();
   }

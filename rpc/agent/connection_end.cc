@@ -74,6 +74,7 @@ void Connection::close(const Error& why) {
 // Returns those that end with the line.
 std::vector<PendingCalls::Taken> Connection::close_calls() {
   const auto left = outbox_.take_unsent();
+  for (const Outbox::Unsent& request : left) leases_.end_unsent({&request.id, 1});
   auto calls = pending_.close();
   if (has_broken()) {
     for (auto& [from, call] : take_unsent(left, calls)) {

@@ -166,9 +166,10 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
   worker.messenger().handle(
       wire::Kind::kDeviceRecall, Run::kInline,
       [uses = room->uses_](agent::Request request) { uses->serve_recall(std::move(request)); });
-  worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error&) {
+  worker.messenger().on_worker_lost([weak = room->weak_from_this()](int rank, const Error& why) {
     const auto self = weak.lock();
     if (!self) return;
+    if (why.code() == Code::kShutdown) self->recalls_.has_left(rank);
     self->imports_.forget(export_key(rank));
     self->release_idle();
   });
@@ -294,8 +295,8 @@ std::string DeviceRoom::why_not_by_name(int peer) const {
   return other.host != own().host ? "another host" : "its devices are of kind '" + other.kind + "'";
 }
 
-bool DeviceRoom::is_running(int peer) const {
-  return net::is_running(records_[static_cast<size_t>(peer)].mark);
+bool DeviceRoom::has_ended(int peer) const {
+  return net::has_ended(records_[static_cast<size_t>(peer)].mark);
 }
 
 void DeviceRoom::import(int peer, const device::Export& from, void* to, device::Stream stream) {

@@ -62,6 +62,7 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   std::unique_ptr<MessageDevices> open(int peer, MessageWay way, const DeviceTerms& terms) override;
   std::unique_ptr<DeviceStreams> use_own_streams() override;
   void describe(Route& route) const override;
+  void end() noexcept override { exports_.close(); }
   uint64_t bytes_come() const noexcept override { return routes_.bytes_come(); }
 
   //   throws  Error kInvalidArgument: a device of another kind, or one that is mapped to none
@@ -74,8 +75,8 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   Reach reach(int peer) const noexcept;
   //   returns  why it is not another one; empty where it is as direct as can be
   std::string why_not_by_name(int peer) const;
-  // Whether that worker's process runs, as far as this one can see.
-  bool is_running(int peer) const;
+  // Whether that worker's process has ended, as far as this one can see.
+  bool has_ended(int peer) const;
   // As Imports::copy(), of what that worker lends; says so where this process does not see the
   // device, by whatever number.
   void import(int peer, const device::Export& from, void* to, device::Stream stream);

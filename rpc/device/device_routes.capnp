@@ -23,8 +23,13 @@ struct DeviceUnopened {
   lent @3 :Value.DeviceBytes;          # of which the bytes are wanted; none: it is one-way
 }
 
-# Kind DEVICE_RECALL: the line on which the sender has lent these has ended. Its answer comes when the receiver copies
-# none of them any more; what it has not begun to copy by now it never will.
+# Kind DEVICE_RECALL: the line on which the sender has lent these has ended. What the receiver has not begun to copy by
+# now it never will.
 struct DeviceRecall {
   lendings @0 :List(UInt64);           # DeviceBytes.lending
+}
+
+# Its answer.
+struct DeviceRecalled {
+  inUse @0 :List(UInt64);              # of those, what is still being copied: to be asked for again
 }

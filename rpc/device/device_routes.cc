@@ -212,6 +212,9 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
     }
   }
   void on_error(const Error& why) noexcept override {
+    if (lending) {  // the device may be trying it still
+      room_.recalls().keep(std::get<0>(key), *std::exchange(lending, std::nullopt));
+    }
     const bool may_go_otherwise = !room_.routes().is_required() && !deadline.expired();
     if (why.code() == Code::kTimeout && may_go_otherwise) {
       room_.routes().end(*this, {"that worker has not tried it in time", true});
@@ -221,15 +224,15 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
   }
   // Whoever waits goes on. Absent: there is a verdict.
   void complete_with(std::optional<Error> failure) {
-    lent = nullptr;
+    if (lending) room_.exports().taken(*std::exchange(lending, std::nullopt));
     complete([&] { failure_ = std::move(failure); });
   }
   // When it is ready.
   const std::optional<Error>& failure() const noexcept { return failure_; }
 
   const Key key;
-  const Deadline deadline;     // of who began it
-  std::shared_ptr<void> lent;  // until it has ended
+  const Deadline deadline;          // of who began it
+  std::optional<uint64_t> lending;  // Export::id, until it has ended
 
  private:
   const std::shared_ptr<Worker> worker_;
@@ -459,7 +462,7 @@ void DeviceRoutes::ask(const std::shared_ptr<Trial>& trial, bool will_wait) {
       if (!made) {
         return end(*trial, {"too much is staged of memory that others cannot open", true});
       }
-      trial->lent = {nullptr, [&exports = room_.exports(), id](void*) { exports.taken(id); }};
+      trial->lending = id;
       write_export(*made, probe.initFrom());
     } catch (const Error& error) {
       return end(*trial, {error.message(), is_passing(error)});
@@ -503,7 +506,9 @@ void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline 
     throw Error(Code::kCorrupt, "a probe of something else than a device");
   }
   const auto spot = Spot::make(room_, there);
+  const auto use = room_.uses().begin(peer, from.id);
   room_.import(peer, from, spot->memory(), spot->stream());
+  room_.devices().then(spot->stream(), [use] {});
   spot->read();
   if (!room_.devices().synchronize(spot->stream(), deadline)) {
     throw Error(Code::kTimeout, "the device was busy");

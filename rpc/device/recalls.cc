@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
+#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -15,31 +18,44 @@ namespace farspan {
 namespace {
 
 using std::chrono::milliseconds;
+using Lendings = std::vector<uint64_t>;
 
-// Who does not answer has mostly been killed, and is gone soon.
+// Who does not answer has mostly been killed, and ends soon.
 constexpr milliseconds kFirstPause{20}, kLastPause{1000};
-constexpr std::chrono::seconds kAnswerWithin{10};
+constexpr std::chrono::seconds kAnswerWithin{1};
 
 }  // namespace
 
 class Recalls::Answer final : public agent::ReplyHandler {
  public:
-  Answer(std::weak_ptr<DeviceRoom> room, int peer, std::vector<uint64_t> lendings)
+  Answer(std::weak_ptr<DeviceRoom> room, int peer, Lendings lendings)
       : room_(std::move(room)), peer_(peer), lendings_(std::move(lendings)) {}
 
   void on_reply(wire::InFrame&& reply) noexcept override {
-    end(reply.failed() ? std::span<const uint64_t>() : lendings_);
+    Lendings in_use;
+    try {
+      if (reply.failed()) return end(lendings_);
+      guard_read([&] {
+        MetaReader reader(reply.meta.span());
+        for (const uint64_t one : reader.root<schema::DeviceRecalled>().getInUse()) {
+          in_use.push_back(one);
+        }
+      });
+      end(in_use);
+    } catch (const std::exception&) {  // that says nothing
+      end(lendings_);
+    }
   }
-  void on_error(const Error&) noexcept override { end({}); }
+  void on_error(const Error&) noexcept override { end(lendings_); }
 
  private:
-  void end(std::span<const uint64_t> free) noexcept {
-    if (const auto room = room_.lock()) room->recalls().take(peer_, free);
+  void end(const Lendings& in_use) noexcept {
+    if (const auto room = room_.lock()) room->recalls().end_asking(peer_, lendings_, in_use);
   }
 
   const std::weak_ptr<DeviceRoom> room_;
   const int peer_;
-  const std::vector<uint64_t> lendings_;
+  const Lendings lendings_;
 };
 
 void Recalls::keep(int peer, uint64_t lending) noexcept {
@@ -49,82 +65,126 @@ void Recalls::keep(int peer, uint64_t lending) noexcept {
       lent_[peer].lendings.insert(lending);
       pause_ = kFirstPause;
     }
-    look_later(milliseconds(0));
+    look_at(room_.worker().messenger().now());
   } catch (const std::exception&) {  // no memory: it stays until the worker ends
   }
 }
 
-// In a task: it reads files.
-void Recalls::look_later(milliseconds after) {
-  {
+void Recalls::has_left(int peer) noexcept {
+  try {
+    const TimePoint now = room_.worker().messenger().now();
     MutexLock lock(mutex_);
-    if (std::exchange(will_look_, true)) return;
+    left_at_.emplace(peer, now);
+  } catch (const std::exception&) {  // then it is asked, and does not answer
   }
+}
+
+// In a task: it reads files.
+void Recalls::look_at(TimePoint at) {
   agent::Messenger& messenger = room_.worker().messenger();
-  messenger.call_at(messenger.now() + after, [weak = room_.weak_from_this()] {
+  MutexLock lock(mutex_);
+  if (timer_ != 0 && next_look_ <= at) return;
+  if (timer_ != 0) messenger.cancel(timer_);
+  timer_ = 0;
+  next_look_ = at;
+  timer_ = messenger.call_at(at, [weak = room_.weak_from_this()] {
     const auto room = weak.lock();
     if (!room) return;
+    {
+      MutexLock look(room->recalls().mutex_);
+      room->recalls().timer_ = 0;
+    }
     room->worker().messenger().run([weak] {
       if (const auto live = weak.lock()) live->recalls().look();
     });
   });
 }
 
+bool Recalls::is_over(int peer, TimePoint now) const {
+  const auto left = left_at_.find(peer);
+  if (left != left_at_.end() && now >= left->second + kAfterGoodbye) return true;
+  return room_.has_ended(peer);
+}
+
 void Recalls::look() {
-  std::map<int, std::vector<uint64_t>> free, to_ask;
+  const TimePoint now = room_.worker().messenger().now();
+  std::vector<std::pair<int, Lendings>> over, to_ask;
   std::vector<int> to_speak_of;
   milliseconds pause{0};
   {
     MutexLock lock(mutex_);
-    will_look_ = false;
-    for (auto& [peer, lent] : lent_) {
-      const std::vector<uint64_t> all(lent.lendings.begin(), lent.lendings.end());
-      if (!room_.is_running(peer)) {
-        free.emplace(peer, all);
-      } else if (!std::exchange(lent.is_asked, true)) {
-        to_ask.emplace(peer, all);
-        if (pause_ == kLastPause && !std::exchange(lent.is_spoken_of, true)) {
-          to_speak_of.push_back(peer);
-        }
-      }
-    }
     pause = pause_;
     pause_ = std::min(2 * pause_, kLastPause);
+    for (auto& [peer, lent] : lent_) {
+      Lendings all(lent.lendings.begin(), lent.lendings.end());
+      if (is_over(peer, now)) {
+        over.emplace_back(peer, std::move(all));
+      } else if (!left_at_.contains(peer) && !lent.is_asked) {
+        to_ask.emplace_back(peer, std::move(all));
+        if (pause < kLastPause || std::exchange(lent.is_spoken_of, true)) continue;
+        to_speak_of.push_back(peer);
+      }
+    }
   }
   for (const int peer : to_speak_of) {
     log(LogLevel::kWarning, "device",
         "memory that was lent to worker '" + room_.worker().messenger().worker_name(peer) +
             "' is kept until it says that its devices have copied it, or its process ends: the "
-            "line has ended, and it does not answer");
+            "line has ended meanwhile");
   }
-  for (const auto& [peer, lendings] : free) take(peer, lendings);
+  for (const auto& [peer, lendings] : over) take(peer, lendings);
   for (const auto& [peer, lendings] : to_ask) ask(peer, lendings);
   {
     MutexLock lock(mutex_);
     if (lent_.empty()) return;
   }
-  look_later(pause);
+  look_at(now + pause);
 }
 
-void Recalls::ask(int peer, const std::vector<uint64_t>& lendings) {
-  MetaBuilder builder;
-  auto out = builder.init_root<schema::DeviceRecall>().initLendings(
-      static_cast<unsigned>(lendings.size()));
-  for (unsigned i = 0; i < out.size(); ++i) out.set(i, lendings[i]);
-  wire::OutFrame frame;
-  frame.header.kind = wire::Kind::kDeviceRecall;
-  frame.meta = builder.finish();
-  room_.worker().messenger().call(peer, frame, Deadline::after(kAnswerWithin),
-                                  std::make_shared<Answer>(room_.weak_from_this(), peer, lendings),
-                                  false);
+void Recalls::ask(int peer, const Lendings& lendings) {
+  {
+    MutexLock lock(mutex_);
+    const auto found = lent_.find(peer);
+    if (found == lent_.end() || std::exchange(found->second.is_asked, true)) return;
+  }
+  try {
+    MetaBuilder builder;
+    auto out = builder.init_root<schema::DeviceRecall>().initLendings(
+        static_cast<unsigned>(lendings.size()));
+    for (unsigned i = 0; i < out.size(); ++i) out.set(i, lendings[i]);
+    wire::OutFrame frame;
+    frame.header.kind = wire::Kind::kDeviceRecall;
+    frame.meta = builder.finish();
+    room_.worker().messenger().call(
+        peer, frame, Deadline::after(kAnswerWithin),
+        std::make_shared<Answer>(room_.weak_from_this(), peer, lendings), false);
+  } catch (const std::exception&) {  // no memory, or no descriptors: later
+    end_asking(peer, lendings, lendings);
+  }
 }
 
-void Recalls::take(int peer, std::span<const uint64_t> lendings) noexcept {
+void Recalls::end_asking(int peer, const Lendings& asked, const Lendings& in_use) noexcept {
+  {
+    MutexLock lock(mutex_);
+    const auto found = lent_.find(peer);
+    if (found != lent_.end()) found->second.is_asked = false;
+  }
+  if (in_use.size() == asked.size()) return;
+  try {
+    const std::set<uint64_t> kept(in_use.begin(), in_use.end());
+    Lendings free;
+    std::ranges::copy_if(asked, std::back_inserter(free),
+                         [&](uint64_t one) { return !kept.contains(one); });
+    take(peer, free);
+  } catch (const std::bad_alloc&) {  // it is asked again
+  }
+}
+
+void Recalls::take(int peer, const Lendings& lendings) noexcept {
   {
     MutexLock lock(mutex_);
     const auto found = lent_.find(peer);
     if (found == lent_.end()) return;
-    found->second.is_asked = false;
     for (const uint64_t lending : lendings) found->second.lendings.erase(lending);
     if (found->second.lendings.empty()) lent_.erase(found);
   }

@@ -1,6 +1,6 @@
 #include <farspan/rpc/device/uses.h>
 
-#include <vector>
+#include <algorithm>
 
 #include <farspan/c10d/values/message.h>
 #include <farspan/rpc/device/device_routes.capnp.h>
@@ -8,8 +8,8 @@
 namespace farspan {
 namespace {
 
-// Of one worker. What has been recalled and comes all the same is on its way on a line that has
-// ended.
+// Of one worker, and more where that is asked for at once. What comes after it was recalled has
+// been on its way on a line that has ended.
 constexpr size_t kMostRecalled = 1 << 16;
 
 }  // namespace
@@ -32,7 +32,7 @@ std::shared_ptr<const void> Uses::begin(int peer, uint64_t lending) {
   {
     MutexLock lock(mutex_);
     const auto recalled = recalled_.find(peer);
-    if (recalled != recalled_.end() && recalled->second.contains(lending)) {
+    if (recalled != recalled_.end() && recalled->second.lendings.contains(lending)) {
       throw Error(Code::kDisconnected, "the line that it was lent on has ended");
     }
     ++uses_[key];
@@ -46,47 +46,44 @@ std::shared_ptr<const void> Uses::begin(int peer, uint64_t lending) {
 }
 
 void Uses::end(const Lending& lending) noexcept {
-  std::vector<std::shared_ptr<Recall>> over;
-  {
-    MutexLock lock(mutex_);
-    const auto use = uses_.find(lending);
-    if (--use->second > 0) return;
-    uses_.erase(use);
-    const auto [first, last] = waiting_.equal_range(lending);
-    for (auto one = first; one != last; ++one) {
-      if (--one->second->uses == 0) over.push_back(one->second);
-    }
-    waiting_.erase(first, last);
+  MutexLock lock(mutex_);
+  const auto use = uses_.find(lending);
+  if (--use->second == 0) uses_.erase(use);
+}
+
+std::vector<uint64_t> Uses::recall(int peer, const std::vector<uint64_t>& lendings) {
+  std::vector<uint64_t> in_use;
+  MutexLock lock(mutex_);
+  Recalled& recalled = recalled_[peer];
+  for (const uint64_t one : lendings) {
+    if (recalled.lendings.insert(one).second) recalled.in_order.push_back(one);
+    if (uses_.contains({peer, one})) in_use.push_back(one);
   }
-  for (const auto& recall : over) recall->request->reply({});
+  const size_t most = std::max(kMostRecalled, lendings.size());
+  for (; recalled.in_order.size() > most; recalled.in_order.pop_front()) {
+    recalled.lendings.erase(recalled.in_order.front());
+  }
+  return in_use;
 }
 
 void Uses::serve_recall(agent::Request request) {
-  const auto recall = std::make_shared<Recall>();
-  recall->request = std::make_shared<agent::Request>(std::move(request));
-  agent::Request& asked = *recall->request;
   try {
     std::vector<uint64_t> lendings;
     guard_read([&] {
-      MetaReader reader(asked.frame().meta.span());
+      MetaReader reader(request.frame().meta.span());
       for (const uint64_t one : reader.root<schema::DeviceRecall>().getLendings()) {
         lendings.push_back(one);
       }
     });
-    MutexLock lock(mutex_);
-    std::set<uint64_t>& recalled = recalled_[asked.from()];
-    for (const uint64_t one : lendings) {
-      recalled.insert(one);
-      if (!uses_.contains({asked.from(), one})) continue;
-      waiting_.emplace(Lending{asked.from(), one}, recall);
-      ++recall->uses;
-    }
-    while (recalled.size() > kMostRecalled) recalled.erase(recalled.begin());
-    if (recall->uses > 0) return;
+    const std::vector<uint64_t> in_use = recall(request.from(), lendings);
+    MetaBuilder builder;
+    auto out =
+        builder.init_root<schema::DeviceRecalled>().initInUse(static_cast<unsigned>(in_use.size()));
+    for (unsigned i = 0; i < out.size(); ++i) out.set(i, in_use[i]);
+    request.reply(builder.finish());
   } catch (const Error& error) {
-    return asked.fail(error);
+    request.fail(error);
   }
-  asked.reply({});
 }
 
 }  // namespace farspan

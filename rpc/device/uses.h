@@ -4,11 +4,14 @@
 // on a line that has ended hears when he may use it again.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
-#include <set>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
@@ -24,23 +27,25 @@ class Uses : public std::enable_shared_from_this<Uses> {
   //   lending  DeviceBytes.lending
   //   throws   Error kDisconnected: it has been recalled
   std::shared_ptr<const void> begin(int peer, uint64_t lending);
-  // A DEVICE_RECALL: what it names is in no use from now on, but for what is; the answer goes when
-  // that has ended.
+  // No use of these begins any more.
+  //   returns  those that are in use
+  std::vector<uint64_t> recall(int peer, const std::vector<uint64_t>& lendings);
+  // A DEVICE_RECALL.
   void serve_recall(agent::Request request);
 
  private:
   using Lending = std::pair<int, uint64_t>;  // with the worker that it is of
   class Use;
-  struct Recall {
-    std::shared_ptr<agent::Request> request;
-    size_t uses = 0;  // that have not ended
+  // Of one worker.
+  struct Recalled {
+    std::unordered_set<uint64_t> lendings;
+    std::deque<uint64_t> in_order;
   };
   void end(const Lending& lending) noexcept;
 
   Mutex mutex_;
   std::map<Lending, size_t> uses_ FARSPAN_GUARDED_BY(mutex_);
-  std::map<int, std::set<uint64_t>> recalled_ FARSPAN_GUARDED_BY(mutex_);  // the last ones
-  std::multimap<Lending, std::shared_ptr<Recall>> waiting_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<int, Recalled> recalled_ FARSPAN_GUARDED_BY(mutex_);  // the last ones
 };
 
 }  // namespace farspan

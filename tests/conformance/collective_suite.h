@@ -39,6 +39,8 @@ struct BackendKind {
   std::function<std::string(int rank)> host_of = [](int) { return ""; };
   // A send of a small tensor does not wait for its receive.
   bool keeps_small_messages = true;
+  // Not empty: this machine has not what it needs.
+  std::function<std::string()> why_not = [] { return ""; };
 };
 inline void PrintTo(const BackendKind& kind, std::ostream* out) { *out << kind.name; }
 
@@ -53,6 +55,9 @@ inline bool all_combinations() { return std::getenv("FARSPAN_ALL_COMBINATIONS") 
 
 class CollectiveSuite : public ::testing::TestWithParam<BackendKind> {
  protected:
+  void SetUp() override {
+    if (const std::string why = GetParam().why_not(); !why.empty()) GTEST_SKIP() << why;
+  }
   void on_each(int ranks, const std::function<void(int rank)>& body,
                Millis timeout = std::chrono::seconds(60)) {
     GetParam().run(ranks, timeout, body);

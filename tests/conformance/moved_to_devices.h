@@ -20,7 +20,7 @@ namespace farspan::testing {
 // memory.
 //
 // Threading: every method from any thread.
-class CopyDevice {
+class CopyDevice : public std::enable_shared_from_this<CopyDevice> {
  public:
   CopyDevice(device::Devices& devices, int device)
       : devices_(devices), stream_(devices.new_stream(device)) {}
@@ -39,9 +39,9 @@ class CopyDevice {
   // To be used again, not released: a real device would wait for what others have given it.
   std::shared_ptr<std::byte> take(size_t bytes) {
     const Piece piece = free_or_new(std::max<size_t>(bytes, 1));
-    return {piece.memory, [this, piece](std::byte*) {
-              const std::lock_guard lock(mutex_);
-              free_.push_back(piece);
+    return {piece.memory, [self = shared_from_this(), piece](std::byte*) {
+              const std::lock_guard lock(self->mutex_);
+              self->free_.push_back(piece);
             }};
   }
   void copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -79,16 +79,16 @@ class CopyDevice {
 // tensors of a device.
 class OnDevice {
  public:
-  OnDevice(CopyDevice& device, dist::DType type, std::span<const dist::Block> here)
-      : device_(device), element_(dist::size_of(type)), here_(here.begin(), here.end()) {
+  OnDevice(std::shared_ptr<CopyDevice> device, dist::DType type, std::span<const dist::Block> here)
+      : device_(std::move(device)), element_(dist::size_of(type)), here_(here.begin(), here.end()) {
     size_t count = 0;
     for (const dist::Block& block : here_) count += block.count;
-    memory_ = device_.take(count * element_);
+    memory_ = device_->take(count * element_);
     std::byte* place = memory_.get();
     for (const dist::Block& block : here_) {
       there_.push_back({place, block.count});
       place += block.count * element_;
-      device_.copy(there_.back().data, block.data, block.count * element_);
+      device_->copy(there_.back().data, block.data, block.count * element_);
     }
   }
 
@@ -97,12 +97,12 @@ class OnDevice {
   const std::shared_ptr<std::byte>& memory() const { return memory_; }
   void bring_back() const {
     for (size_t i = 0; i < here_.size(); ++i) {
-      device_.copy(here_[i].data, there_[i].data, here_[i].count * element_);
+      device_->copy(here_[i].data, there_[i].data, here_[i].count * element_);
     }
   }
 
  private:
-  CopyDevice& device_;
+  const std::shared_ptr<CopyDevice> device_;
   const size_t element_;
   const std::vector<dist::Block> here_;
   std::vector<dist::Block> there_;
@@ -162,16 +162,16 @@ class MovedToDevices final : public dist::Backend {
 
   Future<int> send(const dist::Message& message, Block data) override {
     if (is_of_the_library(message)) return backend_->send(message, data);
-    const auto there = std::make_shared<const OnDevice>(*device_, message.type, Blocks(&data, 1));
+    const auto there = std::make_shared<const OnDevice>(device_, message.type, Blocks(&data, 1));
     const dist::Message moved = message_of(message, there);
     return when_done(moved, backend_->send(moved, there->block()), [] {});
   }
   Future<int> recv(const dist::Message& message, Block data) override {
     if (is_of_the_library(message)) return backend_->recv(message, data);
-    const auto there = std::make_shared<const OnDevice>(*device_, message.type, Blocks(&data, 1));
+    const auto there = std::make_shared<const OnDevice>(device_, message.type, Blocks(&data, 1));
     const dist::Message moved = message_of(message, there);
     return when_done(moved, backend_->recv(moved, there->block()),
-                     [there, device = device_] { there->bring_back(); });
+                     [there] { there->bring_back(); });
   }
 
   void abort(const Error& why, uint64_t since) noexcept override { backend_->abort(why, since); }
@@ -190,7 +190,7 @@ class MovedToDevices final : public dist::Backend {
            backend_->why_not_on_device(call.reduce(), call.type).empty();
   }
   OnDevice moved(const dist::Call& call, Blocks blocks) const {
-    return {*device_, call.type, blocks};
+    return {device_, call.type, blocks};
   }
   // Returns when the device has done it.
   template <class Fn>

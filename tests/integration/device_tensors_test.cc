@@ -48,6 +48,7 @@ class DeviceMaps : public DeviceTensors {
     if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;
   }
 };
+class DeviceTensorsByHost : public DeviceTensors {};
 // Where they stay with the caller until they have been copied.
 class LentDeviceTensors : public DeviceTensors {};
 
@@ -205,10 +206,37 @@ TEST_P(DeviceTensors, ManyThreadsAtOnce) {
   for (auto& thread : threads) thread.join();
 }
 
+// Of this process, for a block.
+class WithoutPinnedMemory {
+ public:
+  WithoutPinnedMemory() { let_pinned_memory_be_had(false); }
+  ~WithoutPinnedMemory() { let_pinned_memory_be_had(true); }
+  WithoutPinnedMemory(const WithoutPinnedMemory&) = delete;
+  WithoutPinnedMemory& operator=(const WithoutPinnedMemory&) = delete;
+};
+
+TEST_P(DeviceTensorsByHost, ArriveThoughThereIsNoPinnedMemory) {
+  const WithoutPinnedMemory none;
+  for (const int64_t count : {1, 1000, 1'000'000}) {
+    const Tensor x = numbers(7, count).to(accelerator(0));
+    EXPECT_TRUE(is(w0().rpc_sync(1, copied, x + x), numbers(7, count) * 2));
+  }
+}
+
+TEST_P(DeviceTensorsByHost, WithoutPinnedMemoryWaitForTheirStreamUntilTheDeadline) {
+  const WithoutPinnedMemory none;
+  const Tensor x = numbers(7).to(accelerator(0));
+  const StalledStream stalled;
+  const Error error = error_of([&] { w0().rpc_sync(1, CallOptions{.timeout = 200ms}, take, x); });
+  EXPECT_EQ(error.code(), Code::kTimeout);
+  EXPECT_THAT(error.what(), HasSubstr("what cuda:0 is at was not done in time"));
+}
+
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceTensors, ::testing::Values(kSameProcess, kByName, kByHost),
                          name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, LentDeviceTensors, ::testing::Values(kSameProcess, kByName),
                          name_of_way);
+INSTANTIATE_TEST_SUITE_P(EachWay, DeviceTensorsByHost, ::testing::Values(kByHost), name_of_way);
 INSTANTIATE_TEST_SUITE_P(EachWay, DeviceMaps, ::testing::Values(kSameProcess, kByName, kByHost),
                          name_of_way);
 

@@ -54,6 +54,8 @@ void hold_up_current_stream(at::Device device, Future<void> until);
 
 // Whether this process can open memory of others from now on; it can at first.
 void let_memory_be_opened(bool may);
+// Whether farspan gets pinned memory from now on, here; it does at first.
+void let_pinned_memory_be_had(bool may);
 // Or what another tensor needs may be open already.
 bool has_a_region_for_each_tensor();
 inline constexpr char kSharesRegions[] = "tensors share what is opened";

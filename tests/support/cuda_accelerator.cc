@@ -55,7 +55,10 @@ class WatchedDevices final : public device::Devices {
     }
     gpus_->release(memory);
   }
-  void* allocate_host(size_t bytes) override { return gpus_->allocate_host(bytes); }
+  void* allocate_host(size_t bytes) override {
+    if (!may_pin_) throw Error(Code::kOverloaded, "no pinned memory: as the test says");
+    return gpus_->allocate_host(bytes);
+  }
   void release_host(void* memory) noexcept override { gpus_->release_host(memory); }
   device::Region region_of(const void* address) const override { return gpus_->region_of(address); }
 
@@ -106,6 +109,7 @@ class WatchedDevices final : public device::Devices {
   }
 
   void let_memory_be_opened(bool may) { may_open_ = may; }
+  void let_host_memory_be_allocated(bool may) { may_pin_ = may; }
   uint64_t allocated() const {
     const std::lock_guard lock(mutex_);
     return std::accumulate(allocated_.begin(), allocated_.end(), uint64_t{0},
@@ -116,7 +120,7 @@ class WatchedDevices final : public device::Devices {
 
  private:
   const std::unique_ptr<device::Devices> gpus_ = device::make_cuda_devices();
-  std::atomic<bool> may_open_{true};
+  std::atomic<bool> may_open_{true}, may_pin_{true};
   std::atomic<size_t> opened_{0}, events_{0};
   mutable std::mutex mutex_;
   std::map<void*, size_t> allocated_;
@@ -251,6 +255,8 @@ void hold_up_current_stream(at::Device device, Future<void> until) {
 }
 
 void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
+
+void let_pinned_memory_be_had(bool may) { devices().let_host_memory_be_allocated(may); }
 
 // Small ones share an allocation of LibTorch's.
 bool has_a_region_for_each_tensor() { return false; }

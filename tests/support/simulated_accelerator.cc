@@ -479,6 +479,8 @@ void hold_up_current_stream(at::Device device, Future<void> until) {
 
 void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
 
+void let_pinned_memory_be_had(bool may) { devices().let_host_memory_be_allocated(may); }
+
 bool has_a_region_for_each_tensor() { return true; }
 
 std::optional<uint64_t> requests_of_pinned_memory() { return pinned_memory_requests; }

@@ -90,7 +90,9 @@ class Simulation final : public SimulatedDevices {
   void release(void* memory) noexcept override {
     if (!memory_.release(memory)) note("release of what is no allocation");
   }
+  void let_host_memory_be_allocated(bool may) override { may_allocate_host_.store(may); }
   void* allocate_host(size_t bytes) override {
+    if (!may_allocate_host_) throw Error(Code::kOverloaded, "no pinned memory");
     void* const memory = std::malloc(std::max<size_t>(bytes, 1));
     if (!memory) throw Error(Code::kOverloaded, "no memory left");
     return memory;
@@ -165,7 +167,7 @@ class Simulation final : public SimulatedDevices {
   const std::vector<int> visible_;  // by device here: its number on the machine
   SimulatedMemory memory_;
   std::atomic<uint64_t> made_{0};
-  std::atomic<bool> may_open_{true};
+  std::atomic<bool> may_open_{true}, may_allocate_host_{true};
   mutable Mutex mutex_;
   std::vector<std::string> faults_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<SimulatedStream>> ended_ FARSPAN_GUARDED_BY(mutex_);

@@ -37,6 +37,8 @@ class SimulatedDevices : public Devices {
   // Whether open_memory() works from now on; it does at first. Where processes are kept apart (in
   // containers) it does not.
   virtual void let_memory_be_opened(bool may) = 0;
+  // The same of allocate_host().
+  virtual void let_host_memory_be_allocated(bool may) = 0;
 
   // What one must not do and a device does not notice: memory used after it was released, or that
   // is no memory. Nothing is copied then.

@@ -5,8 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
-#include <string>
+#include <numeric>
 #include <vector>
 
 #include <farspan/c10d/values/message.h>
@@ -26,6 +27,15 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+
+Future<wire::InFrame> recall(Worker& from, int to, std::vector<std::byte> meta) {
+  wire::OutFrame frame;
+  frame.header.kind = wire::Kind::kDeviceRecall;
+  frame.meta = meta;
+  const auto answer = std::make_shared<Answer>();
+  from.messenger().call(to, frame, Deadline::after(seconds(20)), answer, false);
+  return answer->future();
+}
 
 // w0 has lent w1 memory.
 class LentMemoryOfDevices : public ::testing::Test {
@@ -52,9 +62,9 @@ class LentMemoryOfDevices : public ::testing::Test {
     ASSERT_TRUE(room(0).exports().make(id, memory_.const_data_ptr(), memory_.nbytes(),
                                        current_stream(memory_.device()), owner));
   }
-  // Until w1 has been asked for them, and has answered.
-  bool are_taken(size_t left = 0) {
-    return eventually([&] { return room(0).exports().kept() == left; });
+  // All but so many.
+  bool are_taken(size_t left = 0, Clock::duration within = seconds(10)) {
+    return eventually([&] { return room(0).exports().kept() == left; }, within);
   }
 
   Workers workers_;
@@ -69,7 +79,7 @@ TEST_F(LentMemoryOfDevices, StaysUntilTheOtherWorkerDoesNotUseItAnyMore) {
     return code_of([&] { room(1).uses().begin(0, 1); }) == Code::kDisconnected;
   })) << "w1 has been asked for it";
   use.reset();
-  EXPECT_EQ(room(0).exports().kept(), 1u);
+  EXPECT_FALSE(are_taken(0, milliseconds(200)));
   again.reset();
   EXPECT_TRUE(are_taken());
 }
@@ -83,14 +93,17 @@ TEST_F(LentMemoryOfDevices, ThatTheOtherWorkerHasNotSeenYetIsNotUsedByItLater) {
   EXPECT_THAT(error.what(), HasSubstr("the line that it was lent on has ended"));
 }
 
-TEST_F(LentMemoryOfDevices, OfManyLinesIsAskedForByAndBy) {
-  std::vector<std::shared_ptr<const void>> uses;
+TEST_F(LentMemoryOfDevices, ThatIsInUseDoesNotHoldBackWhatIsNot) {
+  auto use = room(1).uses().begin(0, 1);
   for (uint64_t id = 1; id <= 50; ++id) {
     lend(id);
-    if (id % 2 == 0) uses.push_back(room(1).uses().begin(0, id));
     room(0).recalls().keep(1, id);
   }
-  uses.clear();
+  EXPECT_TRUE(are_taken(1));
+  lend(51);
+  room(0).recalls().keep(1, 51);
+  EXPECT_TRUE(are_taken(1));
+  use.reset();
   EXPECT_TRUE(are_taken());
 }
 
@@ -102,16 +115,27 @@ TEST_F(LentMemoryOfDevices, OfAnotherWorkerIsNotWhatIsAskedFor) {
   EXPECT_NO_THROW(room(1).uses().begin(1, 1));
 }
 
-TEST_F(LentMemoryOfDevices, StaysWhenTheOtherWorkerSaysNothingAndItsProcessRuns) {
-  workers_.agent(1).stop();  // it answers nothing
+TEST_F(LentMemoryOfDevices, StaysWhileTheOtherWorkerSaysNothingAndItsProcessRuns) {
+  workers_.agent(1).stop();
   lend(1);
-  const auto use = room(1).uses().begin(0, 1);
   room(0).recalls().keep(1, 1);
-  EXPECT_FALSE(eventually([&] { return room(0).exports().kept() == 0; }, milliseconds(300)))
-      << "its process runs";
+  EXPECT_FALSE(are_taken(0, seconds(3)));
+  workers_[0].shutdown(false);
+  EXPECT_EQ(room(0).exports().kept(), 0u) << "nobody would hear of it any more";
 }
 
-TEST_F(LentMemoryOfDevices, OfAProcessThatIsGoneIsFreeAtOnce) {
+TEST_F(LentMemoryOfDevices, OfAWorkerThatHasSaidGoodbyeIsFreeAWhileLater) {
+  EXPECT_TRUE(recall(workers_[0], 1, {}).wait_for(seconds(20))) << "there is a line";
+  lend(1);
+  const auto use = room(1).uses().begin(0, 1);
+  workers_[1].shutdown(false);
+  const TimePoint left = Clock::now();
+  room(0).recalls().keep(1, 1);
+  EXPECT_TRUE(are_taken(0, seconds(20)));
+  EXPECT_GE(Clock::now() - left, Recalls::kAfterGoodbye - seconds(1));
+}
+
+TEST_F(LentMemoryOfDevices, OfAProcessThatHasEndedIsFreeAtOnce) {
   install(false);
   workers_.agent(1).stop();
   lend(1);
@@ -121,18 +145,45 @@ TEST_F(LentMemoryOfDevices, OfAProcessThatIsGoneIsFreeAtOnce) {
   EXPECT_LT(Clock::now() - begun, seconds(2));
 }
 
-Future<wire::InFrame> recall(Worker& from, int to, std::vector<std::byte> meta) {
-  wire::OutFrame frame;
-  frame.header.kind = wire::Kind::kDeviceRecall;
-  frame.meta = meta;
-  const auto answer = std::make_shared<Answer>();
-  from.messenger().call(to, frame, Deadline::after(seconds(20)), answer, false);
-  return answer->future();
+TEST_F(LentMemoryOfDevices, IsNotAskedForByAMessageThatIsNone) {
+  const std::vector<std::byte> none, wrong(64, std::byte{0xff});
+  for (const auto& meta : {none, wrong}) {
+    EXPECT_EQ(code_of([&] { recall(workers_[0], 1, meta).wait(); }), Code::kCorrupt);
+  }
 }
 
-TEST_F(LentMemoryOfDevices, IsNotAskedForByAMessageThatIsNone) {
-  for (const auto& meta : {std::vector<std::byte>(), std::vector<std::byte>(64, std::byte{0xff})}) {
-    EXPECT_EQ(code_of([&] { recall(workers_[0], 1, meta).wait(); }), Code::kCorrupt);
+// Nobody has it who could be asked.
+TEST_F(LentMemoryOfDevices, OfACallThatCouldNotBeSentIsFreeAtOnce) {
+  struct Watched final : wire::Lent {
+    explicit Watched(std::atomic<int>& count) : ended(count) {}
+    void line_ended() noexcept override { ++ended; }
+    std::atomic<int>& ended;
+  };
+  std::atomic<int> ended = 0;
+  workers_.agent(1).stop();
+  wire::OutFrame frame;
+  frame.header.kind = wire::Kind::kDeviceProbe;
+  frame.lent = std::make_shared<Watched>(ended);
+  const std::weak_ptr<wire::Lent> lent = frame.lent;
+  const auto answer = std::make_shared<Answer>();
+  workers_[0].messenger().call(1, frame, Deadline::after(seconds(20)), answer, false);
+  frame.lent = nullptr;
+  EXPECT_NE(code_of([&] { answer->future().wait(); }), Code::kOk);
+  EXPECT_TRUE(eventually([&] { return lent.expired(); }));
+  EXPECT_EQ(ended, 0);
+}
+
+TEST(Uses, AreRefusedOfWhatWasRecalledLastHoweverMuchThatIs) {
+  const auto uses = std::make_shared<Uses>();
+  const auto use = uses->begin(0, 7);
+  for (uint64_t last = 100'000; last > 0; last -= 1000) {
+    std::vector<uint64_t> lendings(1000);
+    std::iota(lendings.begin(), lendings.end(), last - 999);
+    const std::vector<uint64_t> in_use = uses->recall(0, lendings);
+    EXPECT_EQ(in_use.size(), last == 1000 ? 1u : 0u);
+  }
+  for (const uint64_t one : {1, 7, 1000, 50'000}) {
+    EXPECT_EQ(code_of([&] { uses->begin(0, one); }), Code::kDisconnected) << one;
   }
 }
 
