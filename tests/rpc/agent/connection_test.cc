@@ -87,6 +87,31 @@ TEST_F(ConnectionTest, TheEndOfALineDoesNotWaitForAContinuationThatComputes) {
   expect_end_beside([](const auto& other) { return eventually([&] { return other.ready(); }); });
 }
 
+// Nobody has it who could be asked whether he still uses it.
+TEST_F(ConnectionTest, WhatACallLendsOfWhichNothingHasLeftIsFreeWhenTheLineEnds) {
+  struct Lent final : wire::Lent {
+    explicit Lent(std::atomic<int>& ends) : ends_(ends) {}
+    void line_ended() noexcept override { ++ends_; }
+    std::atomic<int>& ends_;
+  };
+  const auto lend = [this](std::atomic<int>& ends, size_t bytes) {
+    wire::OutFrame frame;
+    frame.segments = {Buffer::allocate(bytes)};
+    frame.lent = std::make_shared<Lent>(ends);
+    const std::weak_ptr<wire::Lent> lent = frame.lent;
+    agent_.call(1, frame, Deadline::after(seconds(60)), std::make_shared<Answer>(), false);
+    return lent;
+  };
+  std::atomic<int> of_the_first = 0, of_the_second = 0;
+  const auto first = lend(of_the_first, 900 << 10);  // the stranger reads nothing of it
+  const auto second = lend(of_the_second, 10);
+  EXPECT_FALSE(first.expired() || second.expired());
+  stranger_.reset();
+  EXPECT_TRUE(eventually([&] { return first.expired() && second.expired(); }));
+  EXPECT_EQ(of_the_first, 1) << "a part of it has left";
+  EXPECT_EQ(of_the_second, 0);
+}
+
 TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
   const auto a = call();
   const uint64_t id = heard_id();

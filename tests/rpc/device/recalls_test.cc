@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -150,27 +149,6 @@ TEST_F(LentMemoryOfDevices, IsNotAskedForByAMessageThatIsNone) {
   for (const auto& meta : {none, wrong}) {
     EXPECT_EQ(code_of([&] { recall(workers_[0], 1, meta).wait(); }), Code::kCorrupt);
   }
-}
-
-// Nobody has it who could be asked.
-TEST_F(LentMemoryOfDevices, OfACallThatCouldNotBeSentIsFreeAtOnce) {
-  struct Watched final : wire::Lent {
-    explicit Watched(std::atomic<int>& count) : ended(count) {}
-    void line_ended() noexcept override { ++ended; }
-    std::atomic<int>& ended;
-  };
-  std::atomic<int> ended = 0;
-  workers_.agent(1).stop();
-  wire::OutFrame frame;
-  frame.header.kind = wire::Kind::kDeviceProbe;
-  frame.lent = std::make_shared<Watched>(ended);
-  const std::weak_ptr<wire::Lent> lent = frame.lent;
-  const auto answer = std::make_shared<Answer>();
-  workers_[0].messenger().call(1, frame, Deadline::after(seconds(20)), answer, false);
-  frame.lent = nullptr;
-  EXPECT_NE(code_of([&] { answer->future().wait(); }), Code::kOk);
-  EXPECT_TRUE(eventually([&] { return lent.expired(); }));
-  EXPECT_EQ(ended, 0);
 }
 
 TEST(Uses, AreRefusedOfWhatWasRecalledLastHoweverMuchThatIs) {
