@@ -65,10 +65,15 @@ void Imports::copy(uint64_t peer, const Export& from, void* to, Stream stream) {
     at_event->fetch_add(1);
     devices_.wait(stream, event.handle);
     devices_.copy(stream, to, static_cast<std::byte*>(region.handle) + from.offset, from.bytes);
-    devices_.then(stream, [in_region, at_event] {
-      in_region->fetch_sub(1);
-      at_event->fetch_sub(1);
-    });
+    try {
+      devices_.then(stream, [in_region, at_event] {
+        in_region->fetch_sub(1);
+        at_event->fetch_sub(1);
+      });
+    } catch (...) {  // nobody would be told of its end
+      devices_.synchronize(stream, Deadline::after(kLastCopies));
+      throw;
+    }
   } catch (...) {
     in_region->fetch_sub(1);
     if (at_event) at_event->fetch_sub(1);

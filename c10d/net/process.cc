@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <optional>
 #include <sstream>
@@ -42,39 +43,54 @@ Seen see(const std::string& process, Stat& stat) {
 }
 
 // The first of a process's threads may end before the others.
-bool has_other_threads(const std::string& process) {
-  std::error_code none;
+bool may_have_other_threads(const std::string& process) {
+  std::error_code failed;
   int threads = 0;
-  for (std::filesystem::directory_iterator one("/proc/" + process + "/task", none), end;
-       !none && one != end; one.increment(none)) {
+  for (std::filesystem::directory_iterator one("/proc/" + process + "/task", failed), end;
+       !failed && one != end; one.increment(failed)) {
     ++threads;
   }
+  if (failed) return failed != std::errc::no_such_file_or_directory;
   return threads > 1;
 }
 
 struct Mark {
-  std::string pid_namespace, process, started;
-  std::string text() const { return pid_namespace + "." + process + "." + started; }
+  std::string namespaces, process, started;
+  std::string text() const { return namespaces + "." + process + "." + started; }
 };
 
+// Those that numbers and times of processes are counted in: "4026531836-4026531834".
+std::string own_namespaces() {
+  std::string all;
+  for (const char* const kind : {"pid", "time"}) {
+    struct stat found {};
+    if (stat((std::string("/proc/self/ns/") + kind).c_str(), &found) != 0) found.st_ino = 0;
+    all += (all.empty() ? "" : "-") + std::to_string(found.st_ino);
+  }
+  return all;
+}
+
 std::optional<Mark> own_mark() {
-  struct stat pid_namespace {};
-  Stat own;
   const std::string process = std::to_string(getpid());
-  if (stat("/proc/self/ns/pid", &pid_namespace) != 0) return std::nullopt;
+  std::error_code failed;
+  // /proc may be that of another namespace.
+  if (std::filesystem::read_symlink("/proc/self", failed).string() != process) return std::nullopt;
+  Stat own;
   if (see(process, own) != Seen::kYes) return std::nullopt;
-  return Mark{std::to_string(pid_namespace.st_ino), process, own.started};
+  return Mark{own_namespaces(), process, own.started};
 }
 
 std::optional<Mark> read_mark(const std::string& text) {
   std::istringstream parts(text);
   Mark mark;
-  for (std::string* const part : {&mark.pid_namespace, &mark.process, &mark.started}) {
+  for (std::string* const part : {&mark.namespaces, &mark.process, &mark.started}) {
     std::getline(parts, *part, '.');
-    if (part->empty() || part->find_first_not_of("0123456789") != std::string::npos) {
-      return std::nullopt;
-    }
   }
+  const auto is_number = [](const std::string& part) {
+    return !part.empty() && part.size() < 20 &&
+           part.find_first_not_of("0123456789") == std::string::npos;
+  };
+  if (!is_number(mark.process) || !is_number(mark.started)) return std::nullopt;
   return mark;
 }
 
@@ -87,12 +103,18 @@ std::string process_mark() {
 
 bool has_ended(const std::string& mark) {
   const auto other = read_mark(mark), own = own_mark();
-  if (!other || !own || other->pid_namespace != own->pid_namespace) return false;
+  if (!other || !own || other->namespaces != own->namespaces) return false;
   Stat now;
-  const Seen seen = see(other->process, now);
-  if (seen != Seen::kYes) return seen == Seen::kThereIsNone;
-  if (now.started != other->started) return true;
-  return (now.state == 'Z' || now.state == 'X') && !has_other_threads(other->process);
+  switch (see(other->process, now)) {
+    case Seen::kYes:
+      if (now.started != other->started) return true;
+      return (now.state == 'Z' || now.state == 'X') && !may_have_other_threads(other->process);
+    case Seen::kThereIsNone:  // or it is hidden from this user
+      return kill(static_cast<pid_t>(std::stoll(other->process)), 0) != 0 && errno == ESRCH;
+    case Seen::kCannotTell:
+      break;
+  }
+  return false;
 }
 
 }  // namespace farspan::net

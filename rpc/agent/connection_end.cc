@@ -63,12 +63,18 @@ void Connection::close(const Error& why) {
   for (const auto& lane : lanes) lane->close();
   auto calls = close_calls();  // before anybody who waits for room adds to them
   offers_.close();
-  leases_.close();
   asked_.close();
   if (mapped_blocks) mapped_blocks->close();
   opened_.set_error(why);
   for (auto& one : waiting) one.room.set_value();
-  end_calls(std::move(calls), why, [self = self(), why] { self->owner_.on_closed(self, why); });
+  end_calls(std::move(calls), why, [self = self(), why, lent = leases_.close()] {
+    self->owner_.on_closed(self, why);
+    // Then whoever hears of this may call that worker again.
+    net::Batch(
+        self->reactor_.timers(), std::vector(lent), [](const auto& one) { one->line_ended(); },
+        [] {})
+        .run();
+  });
 }
 
 // Returns those that end with the line.

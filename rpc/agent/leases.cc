@@ -42,15 +42,15 @@ void Leases::end_unsent(std::span<const uint64_t> requests) noexcept {
   }
 }
 
-void Leases::close() noexcept {
-  All ended;
-  {
-    MutexLock lock(mutex_);
-    closed_ = true;
-    ended.swap(lent_);
-    count_.store(0);
-  }
-  for (auto& [id, lent] : ended) lent.what->line_ended();
+std::vector<std::shared_ptr<wire::Lent>> Leases::close() {
+  std::vector<std::shared_ptr<wire::Lent>> ended;
+  MutexLock lock(mutex_);
+  closed_ = true;
+  ended.reserve(lent_.size());
+  for (auto& [id, lent] : lent_) ended.push_back(std::move(lent.what));
+  lent_.clear();
+  count_.store(0);
+  return ended;
 }
 
 }  // namespace farspan::agent

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/rpc/wire/frame.h>
@@ -22,7 +23,9 @@ namespace farspan::agent {
 // Threading: every method from any thread; what goes is released outside the lock.
 class Leases {
  public:
-  ~Leases() { close(); }
+  ~Leases() {
+    for (const auto& lent : close()) lent->line_ended();
+  }
 
   // Gives the frame the id of a lease of what it lends.
   //   returns  the id; 0: it lends nothing, or close() was called
@@ -33,8 +36,10 @@ class Leases {
   void end(uint64_t id) noexcept;
   // Nothing of these requests will ever leave.
   void end_unsent(std::span<const uint64_t> requests) noexcept;
-  // The line has ended, and with it all leases; later ones are not made.
-  void close() noexcept;
+  // The line has ended; later ones are not made.
+  //   returns  what is lent still, each to be told once of that (wire::Lent::line_ended), which may
+  //            run what others wait for
+  std::vector<std::shared_ptr<wire::Lent>> close();
 
   size_t count() const noexcept { return count_.load(); }
 

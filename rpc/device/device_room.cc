@@ -320,8 +320,13 @@ std::string DeviceRoom::note_of_unseen(int peer, int device) const {
   return "; its process does not see device " + uuid;
 }
 
-void DeviceRoom::release_idle() {
-  if (!looks_.exchange(true)) release_idle_later(worker_.messenger().now());
+void DeviceRoom::release_idle() noexcept {
+  if (looks_.exchange(true)) return;
+  try {
+    release_idle_later(worker_.messenger().now());
+  } catch (const std::exception&) {  // no memory: the next use does
+    looks_.store(false);
+  }
 }
 
 // In a task, since it may have to wait for a device.

@@ -89,7 +89,7 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   Uses& uses() noexcept { return *uses_; }
   DeviceRoutes& routes() noexcept { return routes_; }
   // Sees to it that what nobody uses any more is closed and released in time. After each use.
-  void release_idle();
+  void release_idle() noexcept;
   uint64_t next_export() noexcept { return last_export_.fetch_add(1) + 1; }
 
  private:

@@ -203,6 +203,7 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
       : key(way), deadline(limit), worker_(room.worker().shared_from_this()), room_(room) {}
 
   void on_reply(wire::InFrame&& reply) noexcept override {
+    if (reply.failed()) leave();
     try {
       if (!reply.failed()) return room_.routes().end(*this, {""});
       const Error objection = wire::decode_error(reply.meta.span());
@@ -212,9 +213,7 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
     }
   }
   void on_error(const Error& why) noexcept override {
-    if (lending) {  // the device may be trying it still
-      room_.recalls().keep(std::get<0>(key), *std::exchange(lending, std::nullopt));
-    }
+    leave();
     const bool may_go_otherwise = !room_.routes().is_required() && !deadline.expired();
     if (why.code() == Code::kTimeout && may_go_otherwise) {
       room_.routes().end(*this, {"that worker has not tried it in time", true});
@@ -235,6 +234,11 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
   std::optional<uint64_t> lending;  // Export::id, until it has ended
 
  private:
+  // The other worker's device may be at it still.
+  void leave() noexcept {
+    if (lending) room_.recalls().keep(std::get<0>(key), *std::exchange(lending, std::nullopt));
+  }
+
   const std::shared_ptr<Worker> worker_;
   DeviceRoom& room_;
   std::optional<Error> failure_;

@@ -132,7 +132,13 @@ void MessageDevicesOf::borrow(const at::Tensor& dense, schema::DeviceBytes::Read
   } else {
     borrow_local(dense, from.getRegion());
   }
-  room_->devices().then(current_stream(dense.device()), [borrowed = borrowed_, use] {});
+  const device::Stream stream = current_stream(dense.device());
+  try {
+    room_->devices().then(stream, [borrowed = borrowed_, use] {});
+  } catch (...) {  // what is lent may be let go of when it has been copied
+    room_->devices().synchronize(stream, terms_.deadline);
+    throw;
+  }
 }
 
 void MessageDevicesOf::borrow_by_name(const at::Tensor& dense, const device::Export& lent) {

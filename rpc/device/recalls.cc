@@ -84,7 +84,7 @@ void Recalls::look_at(TimePoint at) {
   agent::Messenger& messenger = room_.worker().messenger();
   MutexLock lock(mutex_);
   if (timer_ != 0 && next_look_ <= at) return;
-  if (timer_ != 0) messenger.cancel(timer_);
+  if (timer_ != 0 && !messenger.cancel(timer_)) return;  // it is about to look
   timer_ = 0;
   next_look_ = at;
   timer_ = messenger.call_at(at, [weak = room_.weak_from_this()] {
@@ -95,7 +95,13 @@ void Recalls::look_at(TimePoint at) {
       room->recalls().timer_ = 0;
     }
     room->worker().messenger().run([weak] {
-      if (const auto live = weak.lock()) live->recalls().look();
+      const auto live = weak.lock();
+      if (!live) return;
+      try {
+        live->recalls().look();
+      } catch (const std::bad_alloc&) {
+        live->recalls().look_at(live->worker().messenger().now() + kLastPause);
+      }
     });
   });
 }

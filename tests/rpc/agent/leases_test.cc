@@ -62,7 +62,7 @@ TEST(Leases, KeepWhatAFrameLendsUntilTheyEnd) {
   EXPECT_TRUE(first.is_kept());
   EXPECT_FALSE(second.is_kept());
   EXPECT_EQ(leases.count(), 1u);
-  leases.close();
+  for (const auto& lent : leases.close()) lent->line_ended();
   EXPECT_FALSE(first.is_kept());
   EXPECT_TRUE(*first.has_ended) << "not by the peer";
   EXPECT_FALSE(*second.has_ended);
