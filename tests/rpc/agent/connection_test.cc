@@ -87,27 +87,6 @@ TEST_F(ConnectionTest, TheEndOfALineDoesNotWaitForAContinuationThatComputes) {
   expect_end_beside([](const auto& other) { return eventually([&] { return other.ready(); }); });
 }
 
-// Nobody has it who could be asked whether he still uses it.
-TEST_F(ConnectionTest, WhatACallLendsOfWhichNothingHasLeftIsFreeWhenTheLineEnds) {
-  struct Lent final : wire::Lent {
-    explicit Lent(std::atomic<int>& ends) : ends_(ends) {}
-    void line_ended() noexcept override { ++ends_; }
-    std::atomic<int>& ends_;
-  };
-  const auto large = call(900 << 10);  // the stranger reads nothing of it
-  std::atomic<int> ends = 0;
-  wire::OutFrame frame;
-  frame.header.kind = wire::Kind::kCall;
-  frame.lent = std::make_shared<Lent>(ends);
-  const std::weak_ptr<wire::Lent> lent = frame.lent;
-  agent_.call(1, frame, Deadline::after(seconds(60)), std::make_shared<Answer>(), false);
-  frame.lent = nullptr;
-  EXPECT_FALSE(lent.expired());
-  stranger_.reset();
-  EXPECT_TRUE(eventually([&] { return lent.expired(); }));
-  EXPECT_EQ(ends, 0);
-}
-
 TEST_F(ConnectionTest, AWriteThatFailsLosesNothingThatCameBefore) {
   const auto a = call();
   const uint64_t id = heard_id();
@@ -261,6 +240,27 @@ TEST_F(RoomyTest, WhatACallThatIsOverHasNotSentIsNotSentAsItIsByThen) {
   EXPECT_FALSE(answers[1].has_error());
   const auto next = call();
   EXPECT_NE(heard_id(), heard[0]);
+}
+
+// Nobody has it who could be asked whether he still uses it.
+TEST_F(RoomyTest, WhatACallLendsOfWhichNothingHasLeftIsFreeWhenTheLineEnds) {
+  struct Lent final : wire::Lent {
+    explicit Lent(std::atomic<int>& ends) : ends_(ends) {}
+    void line_ended() noexcept override { ++ends_; }
+    std::atomic<int>& ends_;
+  };
+  const auto large = call(size_t{16} << 20);  // more than the socket takes
+  std::atomic<int> ends = 0;
+  wire::OutFrame frame;
+  frame.header.kind = wire::Kind::kCall;
+  frame.lent = std::make_shared<Lent>(ends);
+  const std::weak_ptr<wire::Lent> lent = frame.lent;
+  agent_.call(1, frame, Deadline::after(seconds(60)), std::make_shared<Answer>(), false);
+  frame.lent = nullptr;
+  EXPECT_FALSE(lent.expired());
+  stranger_.reset();
+  EXPECT_TRUE(eventually([&] { return lent.expired(); }));
+  EXPECT_EQ(ends, 0);
 }
 
 class SilenceTest : public ConnectionTest {
