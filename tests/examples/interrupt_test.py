@@ -108,13 +108,14 @@ def end_at(command, moment, way, closing):
 def press_control_c(command, closing):
     """The same through a terminal, as a person does it, when all processes are there.
 
-    returns: whether it had not said its last line by then
+    returns: whether its processes were there, and it had not said its last line by then
     """
     run = WatchedRun(command, terminal=True)
     deadline = time.monotonic() + 60
     while len(run.look()) < COPIES + 1 and run.process.poll() is None:
         assert time.monotonic() < deadline, "its processes do not come up"
     text = run.read_terminal()
+    came_in_time = len(run.pids()) == COPIES + 1  # the looks above may have taken long
     os.write(run.terminal, b"\x03")
     deadline = time.monotonic() + LIMIT
     while run.process.poll() is None and time.monotonic() < deadline:
@@ -125,7 +126,7 @@ def press_control_c(command, closing):
     left = run.left_over(LIMIT, is_picture)
     assert not left, f"it left {left}"
     lines = text.replace("\r", "\n").splitlines()
-    if any(line.startswith(closing) for line in lines):
+    if not came_in_time or any(line.startswith(closing) for line in lines):
         return False
     stopped_by("INT")(status, last_line("\n".join(lines)), True)
     return True

@@ -135,7 +135,8 @@ std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   check(device);
   const Name name = Name::from(bytes, kMemory, instance_);
   if (std::ranges::find(numbers_, name.device) == numbers_.end()) {
-    throw Error(Code::kUnavailable, "memory of a device that this process does not see");
+    throw Error(Code::kUnavailable,
+                "memory of a device that this process does not see cannot be opened");
   }
   MutexLock lock(mutex_);
   for (const auto& [base, block] : blocks_) {
