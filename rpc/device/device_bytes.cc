@@ -46,4 +46,14 @@ device::Export read_export(schema::DeviceBytes::Reader in) {
   return from;
 }
 
+void write_lendings(const std::vector<uint64_t>& lendings, capnp::List<uint64_t>::Builder out) {
+  for (unsigned i = 0; i < out.size(); ++i) out.set(i, lendings[i]);
+}
+
+std::vector<uint64_t> read_lendings(capnp::List<uint64_t>::Reader in) {
+  std::vector<uint64_t> lendings;
+  for (const uint64_t one : in) lendings.push_back(one);
+  return lendings;
+}
+
 }  // namespace farspan

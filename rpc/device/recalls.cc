@@ -10,6 +10,7 @@
 
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/values/message.h>
+#include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/device_room.h>
 #include <farspan/rpc/device/device_routes.capnp.h>
 #include <farspan/rpc/worker.h>
@@ -37,9 +38,7 @@ class Recalls::Answer final : public agent::ReplyHandler {
       if (reply.failed()) return end(lendings_);
       guard_read([&] {
         MetaReader reader(reply.meta.span());
-        for (const uint64_t one : reader.root<schema::DeviceRecalled>().getInUse()) {
-          in_use.push_back(one);
-        }
+        in_use = read_lendings(reader.root<schema::DeviceRecalled>().getInUse());
       });
       end(in_use);
     } catch (const std::exception&) {  // that says nothing
@@ -155,9 +154,8 @@ void Recalls::ask(int peer, const Lendings& lendings) {
   }
   try {
     MetaBuilder builder;
-    auto out = builder.init_root<schema::DeviceRecall>().initLendings(
-        static_cast<unsigned>(lendings.size()));
-    for (unsigned i = 0; i < out.size(); ++i) out.set(i, lendings[i]);
+    auto asked = builder.init_root<schema::DeviceRecall>();
+    write_lendings(lendings, asked.initLendings(static_cast<unsigned>(lendings.size())));
     wire::OutFrame frame;
     frame.header.kind = wire::Kind::kDeviceRecall;
     frame.meta = builder.finish();

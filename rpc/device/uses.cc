@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <farspan/c10d/values/message.h>
+#include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/device_routes.capnp.h>
 
 namespace farspan {
@@ -71,15 +72,12 @@ void Uses::serve_recall(agent::Request request) {
     std::vector<uint64_t> lendings;
     guard_read([&] {
       MetaReader reader(request.frame().meta.span());
-      for (const uint64_t one : reader.root<schema::DeviceRecall>().getLendings()) {
-        lendings.push_back(one);
-      }
+      lendings = read_lendings(reader.root<schema::DeviceRecall>().getLendings());
     });
     const std::vector<uint64_t> in_use = recall(request.from(), lendings);
     MetaBuilder builder;
-    auto out =
-        builder.init_root<schema::DeviceRecalled>().initInUse(static_cast<unsigned>(in_use.size()));
-    for (unsigned i = 0; i < out.size(); ++i) out.set(i, in_use[i]);
+    auto said = builder.init_root<schema::DeviceRecalled>();
+    write_lendings(in_use, said.initInUse(static_cast<unsigned>(in_use.size())));
     request.reply(builder.finish());
   } catch (const Error& error) {
     request.fail(error);

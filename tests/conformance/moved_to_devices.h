@@ -133,30 +133,30 @@ class MovedToDevices final : public dist::Backend {
     in_place(call, data, [](auto& to, auto& on, Block there) { to.reduce(on, there); });
   }
   void all_gather(const dist::Call& call, Block in, Blocks out) override {
-    const OnDevice from = moved(call, {&in, 1}), to = moved(call, out);
-    perform(call, [&](const auto& on) { backend_->all_gather(on, from.block(), to.blocks()); });
-    to.bring_back();
+    from_to(call, {&in, 1}, out, [](auto& by, auto& on, auto& from, auto& to) {
+      by.all_gather(on, from.block(), to.blocks());
+    });
   }
   void gather(const dist::Call& call, Block in, Blocks out) override {
-    const OnDevice from = moved(call, {&in, 1}), to = moved(call, out);
-    perform(call, [&](const auto& on) { backend_->gather(on, from.block(), to.blocks()); });
-    to.bring_back();
+    from_to(call, {&in, 1}, out, [](auto& by, auto& on, auto& from, auto& to) {
+      by.gather(on, from.block(), to.blocks());
+    });
   }
   void scatter(const dist::Call& call, Blocks in, Block out) override {
-    const OnDevice from = moved(call, in), to = moved(call, {&out, 1});
-    perform(call, [&](const auto& on) { backend_->scatter(on, from.blocks(), to.block()); });
-    to.bring_back();
+    from_to(call, in, {&out, 1}, [](auto& by, auto& on, auto& from, auto& to) {
+      by.scatter(on, from.blocks(), to.block());
+    });
   }
   void reduce_scatter(const dist::Call& call, Blocks in, Block out) override {
     if (!is_reduced_there(call)) return backend_->reduce_scatter(call, in, out);
-    const OnDevice from = moved(call, in), to = moved(call, {&out, 1});
-    perform(call, [&](const auto& on) { backend_->reduce_scatter(on, from.blocks(), to.block()); });
-    to.bring_back();
+    from_to(call, in, {&out, 1}, [](auto& by, auto& on, auto& from, auto& to) {
+      by.reduce_scatter(on, from.blocks(), to.block());
+    });
   }
   void all_to_all(const dist::Call& call, Blocks in, Blocks out) override {
-    const OnDevice from = moved(call, in), to = moved(call, out);
-    perform(call, [&](const auto& on) { backend_->all_to_all(on, from.blocks(), to.blocks()); });
-    to.bring_back();
+    from_to(call, in, out, [](auto& by, auto& on, auto& from, auto& to) {
+      by.all_to_all(on, from.blocks(), to.blocks());
+    });
   }
   void barrier(const dist::Call& call) override { backend_->barrier(call); }
 
@@ -201,6 +201,12 @@ class MovedToDevices final : public dist::Backend {
     moved.on_device = &on_device;
     fn(moved);
     on_device.ended.wait();
+  }
+  template <class Fn>
+  void from_to(const dist::Call& call, Blocks in, Blocks out, const Fn& fn) {
+    const OnDevice from = moved(call, in), to = moved(call, out);
+    perform(call, [&](const auto& on) { fn(*backend_, on, from, to); });
+    to.bring_back();
   }
   template <class Fn>
   void in_place(const dist::Call& call, Block data, const Fn& fn) {

@@ -145,19 +145,9 @@ TEST_P(LostDeviceWorkers, LeaveTheirEventsToTheNextCallsOfWhoIsLeft) {
   }
 }
 
-// Of w2, whose devices do nothing more until they are let go.
-std::optional<StalledStream> stalled_there;
-void stall_there() {
-  numbers(0).to(accelerator(0));
-  stalled_there.emplace();
-}
-void go_on_there() { stalled_there.reset(); }
+// Of w2.
 void keep_there(const Tensor& x) { keep_here(x); }
 int64_t kept_there() { return static_cast<int64_t>(kept_here().size()); }
-bool last_kept_there_is(int64_t seed) {
-  const Tensor last = kept_here().back();
-  return is(last, numbers(seed, last.numel()));
-}
 // Of w1, which lends w2 a tensor, and lets go of it when the call has ended.
 std::optional<Future<void>> lent;
 void lend_w2(int64_t seed) {
@@ -189,11 +179,8 @@ void break_lines_to(int64_t process) {
     if (is_listening == 0 && peer.pid == process) shutdown(descriptor, SHUT_RDWR);
   }
 }
-FARSPAN_REGISTER_AS("lost.stall_there", stall_there);
-FARSPAN_REGISTER_AS("lost.go_on_there", go_on_there);
 FARSPAN_REGISTER_AS("lost.keep_there", keep_there);
 FARSPAN_REGISTER_AS("lost.kept_there", kept_there);
-FARSPAN_REGISTER_AS("lost.last_kept_there_is", last_kept_there_is);
 FARSPAN_REGISTER_AS("lost.lend_w2", lend_w2);
 FARSPAN_REGISTER_AS("lost.why_it_ended", why_it_ended);
 FARSPAN_REGISTER_AS("lost.use_devices", use_devices);
@@ -215,7 +202,7 @@ TEST_P(LostDeviceWorkers, HaveTheMemoryThatTheyWereLentWhenOnlyTheLineEnds) {
     w0().rpc_sync(1, use_devices);
     EXPECT_EQ(exports(), 1);
     w0().rpc_sync(2, go_on_there);
-    EXPECT_TRUE(w0().rpc_sync(2, last_kept_there_is, round));
+    EXPECT_TRUE(w0().rpc_sync(2, last_kept_is, round));
     EXPECT_TRUE(eventually([&] { return exports() == 0; }));
   }
 }

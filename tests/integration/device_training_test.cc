@@ -71,7 +71,6 @@ Tensor now(const Weights& w) { return w.local_value()[0].detach().cpu(); }
 
 // Of a call to the caller, whose value it is.
 void adds(const RRef<Tensor>& value, const Tensor& x) { rpc_sync(0, add_to, value, x); }
-bool last_kept_is(int64_t seed) { return is(kept_here().back(), numbers(seed)); }
 bool adds_and_looks(const RRef<Tensor>& value, const Tensor& x, int64_t seed) {
   rpc_sync(0, add_to, value, x);
   return rpc_sync(0, last_kept_is, seed);
@@ -90,7 +89,6 @@ FARSPAN_REGISTER_METHODS(Total, add, get);
 
 FARSPAN_REGISTER_AS("training.make_total", make_total);
 FARSPAN_REGISTER_AS("training.adds", adds);
-FARSPAN_REGISTER_AS("training.last_kept_is", last_kept_is);
 FARSPAN_REGISTER_AS("training.adds_and_looks", adds_and_looks);
 FARSPAN_REGISTER_AS("training.squares", squares);
 FARSPAN_REGISTER_AS("training.holds", holds);

@@ -60,14 +60,12 @@ class UnopenedAnswers : public UnopenedTensors {
 };
 
 // Of w1.
-std::optional<StalledStream> stalled_there;
 Tensor held_up() {
   const Tensor x = on_device(0, 5);
-  stalled_there.emplace();
+  stall_there();
   return x + x;
 }
 std::pair<Tensor, RRef<int64_t>> held_up_with_reference() { return {held_up(), RRef<int64_t>(7)}; }
-void go_on() { stalled_there.reset(); }
 int64_t owned() { return static_cast<int64_t>(RRefTable::of(current_worker()).counters().owned); }
 int64_t in_flight() { return current_worker().counters().in_flight; }
 // Of w0, and of w1, which asks it for that.
@@ -75,13 +73,12 @@ bool arrives_at_w1(int64_t seed) { return rpc_sync(1, is_numbers, on_device(0, s
 bool arrives_from_w0(int64_t seed) { return rpc_sync(0, arrives_at_w1, seed); }
 FARSPAN_REGISTER_AS("unopened.held_up", held_up);
 FARSPAN_REGISTER_AS("unopened.held_up_with_reference", held_up_with_reference);
-FARSPAN_REGISTER_AS("unopened.go_on", go_on);
 FARSPAN_REGISTER_AS("unopened.owned", owned);
 FARSPAN_REGISTER_AS("unopened.in_flight", in_flight);
 FARSPAN_REGISTER_AS("unopened.arrives_at_w1", arrives_at_w1);
 FARSPAN_REGISTER_AS("unopened.arrives_from_w0", arrives_from_w0);
 
-void UnopenedAnswers::let_go() { w0().rpc_sync(1, go_on); }
+void UnopenedAnswers::let_go() { w0().rpc_sync(1, go_on_there); }
 
 TEST_P(UnopenedTensors, ComeThroughTheProcessorAndThoseAfterThemGoThatWay) {
   if (accelerators() < 2) GTEST_SKIP() << kNeedsTwo;

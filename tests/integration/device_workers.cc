@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -57,6 +58,19 @@ at::Tensor on_device(int64_t device, int64_t seed) {
   return numbers(seed).to(accelerator(static_cast<int>(device)));
 }
 void take(const at::Tensor&) {}
+
+namespace {
+std::optional<StalledStream> stalled_there;
+}  // namespace
+void stall_there() {
+  numbers(0).to(accelerator(0));
+  stalled_there.emplace();
+}
+void go_on_there() { stalled_there.reset(); }
+bool last_kept_is(int64_t seed) { return is_numbers(kept_here().back(), seed); }
+FARSPAN_REGISTER_AS("device.stall_there", stall_there);
+FARSPAN_REGISTER_AS("device.go_on_there", go_on_there);
+FARSPAN_REGISTER_AS("device.last_kept_is", last_kept_is);
 FARSPAN_REGISTER_AS("device.copied", copied);
 FARSPAN_REGISTER_AS("device.device_of", device_of);
 FARSPAN_REGISTER_AS("device.is_numbers", is_numbers);

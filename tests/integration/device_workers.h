@@ -58,6 +58,11 @@ class StalledStream {
   const Promise<void> go_;
 };
 
+// Of a worker that is called: its devices do nothing more until they are let go.
+void stall_there();
+void go_on_there();
+bool last_kept_is(int64_t seed);
+
 // How a worker's tensors go from its device `here` to the one other worker.
 DeviceRoute way_of(const Worker& worker, int here);
 // Of the worker that is called: why its tensors do not go straight to w0; and what has come so.

@@ -257,8 +257,7 @@ std::optional<uint64_t> Launches::stop(const Error& why) noexcept {
   {
     MutexLock lock(mutex_);
     if (std::exchange(stopped_, true)) return std::nullopt;
-    has_told_failure_ =
-        true;  // it is this rank's own affair, and who looks now keeps it to himself
+    has_told_failure_ = true;  // who looks now keeps it to himself: it is this rank's own affair
     changed_.notify_one();
     if (!under_way_.empty()) first = under_way_.front().signature.sequence;
     is_idle = under_way_.empty() && !is_aborted_;
