@@ -49,6 +49,15 @@ void throw_of_call(const Error& why, const Worker& worker, int to, const CallNam
   throw Error(error);
 }
 
+int rank_of(const Worker& worker, const WorkerTarget& to, const char* verb,
+            const std::string& function) {
+  try {
+    return worker.worker_info(to).rank;
+  } catch (Error& unknown) {
+    throw Error(unknown.operation(CallName{verb, function}.text()));
+  }
+}
+
 PendingResult::PendingResult(std::shared_ptr<Worker> worker, int peer, CallName name)
     : worker_(std::move(worker)),
       peer_(peer),
@@ -225,14 +234,18 @@ void PendingResult::settle(bool arrived) noexcept {
   for (const auto& outcome : std::exchange(outcomes_, {})) outcome(arrived);
 }
 
-// `why`, with what is known here: the call, the worker, the time.
-Error PendingResult::named(const Error& why) const {
-  Error error = why;
+void PendingResult::add_call_to(Error& error) const {
   const bool has_none = error.operation().empty() || error.operation() == name_.function;
   if (has_none) error.operation(name_.text());
   if (error.worker().empty() && peer_ >= 0 && peer_ < worker_->world_size()) {
     error.worker(worker_->workers()[static_cast<size_t>(peer_)].name);
   }
+}
+
+// `why`, with what is known here: the call, the worker, the time.
+Error PendingResult::named(const Error& why) const {
+  Error error = why;
+  add_call_to(error);
   if (error.elapsed().count() < 0) error.elapsed(elapsed());
   return error.advice(advice_for(error));
 }

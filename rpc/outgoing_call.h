@@ -30,6 +30,10 @@ struct CallName {
   std::string text() const { return verb + (" " + function); }
 };
 
+// Whom a call goes to.
+//   throws  Error kInvalidArgument: there is no such worker
+int rank_of(const Worker& worker, const WorkerTarget& to, const char* verb,
+            const std::string& function);
 // Throws it again, with what is known here of the call that it has kept from being made.
 [[noreturn]] void throw_of_call(const Error& why, const Worker& worker, int to,
                                 const CallName& name);
@@ -60,6 +64,8 @@ class PendingResult : public agent::ReplyHandler,
   void wait_for_devices() {
     if (device_work_) device_work_->wait_on_current_streams();
   }
+  // Its operation and worker.
+  void add_call_to(Error& error) const;
   // False: there is no call to be given up any more.
   bool give_up();
   // Waits as a thread of the call's own chain.
@@ -134,6 +140,7 @@ class CallState final : public detail::FutureState<T>, public PendingResult {
   }
   bool block(Deadline deadline) override { return wait_for_answer(*this, deadline); }
   bool cancel() override { return !this->ready() && give_up(); }
+  void name_in(Error& error) const override { add_call_to(error); }
   void take_over() override {
     wait_for_devices();
     observe_device_work();  // of what was called back meanwhile

@@ -58,7 +58,7 @@ auto start_call(Worker& worker, const WorkerTarget& to, const CallOptions& optio
                 const char* verb, bool will_wait, Fn fn, Args&&... args) {
   using R = result_of_t<Fn>;
   const Function& function = registered_function(fn);
-  const int rank = to.rank_in(worker);
+  const int rank = rank_of(worker, to, verb, function.name);
   try {
     OutgoingCall call(worker, rank, wire::Kind::kCall, {verb, function.name}, function.id);
     write_arguments<Fn>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
@@ -73,7 +73,7 @@ auto start_call(Worker& worker, const WorkerTarget& to, const CallOptions& optio
 template <class R, class... Args>
 Future<R> start_builtin_call(Worker& worker, const WorkerTarget& to, const CallOptions& options,
                              const char* verb, bool will_wait, const Builtin& op, Args&&... args) {
-  const int rank = to.rank_in(worker);
+  const int rank = rank_of(worker, to, verb, op.name);
   try {
     OutgoingCall call(worker, rank, wire::Kind::kBuiltinCall, {verb, op.name}, 0);
     call.subject(std::as_bytes(std::span(op.name.data(), op.name.size())));

@@ -26,8 +26,6 @@ thread_local Worker* thread_worker = nullptr;
 
 }  // namespace
 
-int WorkerTarget::rank_in(const Worker& worker) const { return worker.worker_info(*this).rank; }
-
 const WorkerInfo& Worker::worker_info(const WorkerTarget& target) const {
   for (const WorkerInfo& info : workers()) {
     if (target.rank_ >= 0 ? info.rank == target.rank_ : info.name == target.name_) return info;

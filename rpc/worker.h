@@ -33,9 +33,6 @@ class WorkerTarget {
   WorkerTarget(int rank) : rank_(rank) {}                     // NOLINT: a conversion
   WorkerTarget(const WorkerInfo& info) : rank_(info.rank) {}  // NOLINT: a conversion
 
-  //   throws  Error kInvalidArgument: there is no such worker; the message lists those there are
-  int rank_in(const Worker& worker) const;
-
  private:
   friend class Worker;
   std::string name_;
@@ -74,7 +71,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   int world_size() const noexcept { return static_cast<int>(workers().size()); }
   const WorkerInfo& info() const noexcept { return messenger_->self(); }
   const std::vector<WorkerInfo>& workers() const noexcept { return messenger_->workers(); }
-  //   throws  Error kInvalidArgument
+  //   throws  Error kInvalidArgument: there is no such worker; it lists those there are
   const WorkerInfo& worker_info(const WorkerTarget& target) const;
 
   // Calls `fn(args...)` there; see rpc.h for what may be called and what may be passed.

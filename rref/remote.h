@@ -62,7 +62,8 @@ auto Worker::remote(const WorkerTarget& to, const CallOptions& options, Fn fn, A
                 "it with rpc_sync() or rpc_async()");
   const Function& function = registered_function(fn);
   return rref::make_remote<result_of_t<Fn>>(
-      *this, to.rank_in(*this), options, function, nullptr, [&](OutgoingCall& call) {
+      *this, rank_of(*this, to, "remote", function.name), options, function, nullptr,
+      [&](OutgoingCall& call) {
         write_arguments<Fn>(function, call.payload(), call.writer(), std::forward<Args>(args)...);
       });
 }

@@ -70,7 +70,7 @@ class Error : public std::exception {
   const std::string& advice() const noexcept;
   const std::string& remote_type() const noexcept;
   const std::string& trail() const noexcept;  // hops, nearest to the fault first, joined by " <- "
-  Clock::duration elapsed() const noexcept;
+  Clock::duration elapsed() const noexcept;   // negative: not known
 
   const char* what() const noexcept override;
 

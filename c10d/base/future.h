@@ -224,10 +224,7 @@ class Future {
     if (live().ready()) return;
     const TimePoint begun = Clock::now();
     if (state_->wait(Deadline::in(timeout))) return;
-    throw Error(Code::kTimeout, "the result is not there yet")
-        .operation("Future::wait")
-        .elapsed(Clock::now() - begun)
-        .advice("wait longer; the operation itself goes on");
+    throw Error(state_->not_there(Clock::now() - begun));
   }
 
   std::shared_ptr<State> state_;

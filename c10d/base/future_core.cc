@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
+#include <string>
 #include <utility>
 
 #include <farspan/c10d/base/busy_time.h>
@@ -141,14 +142,35 @@ std::shared_ptr<FutureCore> FutureCore::first_source() noexcept {
   return first_source_.lock();
 }
 
-bool FutureCore::cancel() {
-  if (ready()) return false;
-  for (auto from = source(); from && !from->ready();) {
+// A continuation may return what comes of itself, for ever.
+std::shared_ptr<FutureCore> FutureCore::origin() noexcept {
+  constexpr int kLongestChain = 1 << 20;
+  auto from = source();
+  for (int step = 0; step < kLongestChain && from && !from->ready(); ++step) {
     auto further = from->source();
-    if (!further) return from->cancel();
+    if (!further) return from;
     from = std::move(further);
   }
-  return false;
+  return nullptr;
+}
+
+bool FutureCore::cancel() {
+  if (ready()) return false;
+  const auto from = origin();
+  return from && from->cancel();
+}
+
+Error FutureCore::not_there(Clock::duration elapsed) {
+  Error error(Code::kTimeout, "the result is not there yet");
+  if (const auto from = origin()) {
+    from->name_in(error);
+  } else {
+    name_in(error);
+  }
+  const std::string of = error.operation().empty() ? "" : " for " + error.operation();
+  return error.operation("Future::wait" + of)
+      .elapsed(elapsed)
+      .advice("wait longer; the operation itself goes on");
 }
 
 // With a deadline not: that way the thread may run what the future comes of, however long it takes.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
 
@@ -94,6 +95,9 @@ class FutureCore {
   //   returns  false: nothing was given up
   virtual bool cancel();
 
+  // What who has waited in vain for so long is told.
+  Error not_there(Clock::duration elapsed);
+
   // Sleeps without helping anybody.
   bool sleep(Deadline deadline);
 
@@ -114,11 +118,15 @@ class FutureCore {
 
   // How this future's caller waits. Through the thread's Waiter, unless a subclass knows better.
   virtual bool block(Deadline deadline);
+  // Which operation's result it is, and of which worker, where it knows.
+  virtual void name_in(Error&) const {}
 
  private:
   void announce();
 
   std::shared_ptr<FutureCore> source() noexcept;
+  // What it comes of in the end, and which is not ready; null: there is none.
+  std::shared_ptr<FutureCore> origin() noexcept;
   std::shared_ptr<FutureCore> first_source() noexcept;
 
   std::atomic<bool> ready_{false};

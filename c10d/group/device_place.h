@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// DevicePlace: a device that a backend performs collectives and messages on, as far as the order of
-// calls needs to know of it.
+// DevicePlace: a device that the backend of a group performs collectives and messages on, as far as
+// the order of calls needs to know of it.
 #pragma once
 
 #include <functional>
@@ -33,8 +33,12 @@ class DevicePlace {
       std::function<void(device::Stream)> hold_up) const = 0;
   // On the current stream: what that is given next waits for the collective.
   virtual std::unique_ptr<Turn> turn() const = 0;
-  // On another one, which begins when `after` is done, and is the current one meanwhile.
+  // On another one, which goes on when `after` is done, and is the current one meanwhile. It is the
+  // group's own (KeptStream): collectives of other groups, which other ranks may begin in another
+  // order, do not stand behind it.
   virtual std::unique_ptr<Turn> turn_after(DeviceWork& after) const = 0;
+  // The same, on one that the group's collectives do not stand behind, either.
+  virtual std::unique_ptr<Turn> turn_beside(DeviceWork& after) const = 0;
 };
 
 }  // namespace farspan::dist

@@ -5,8 +5,11 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <optional>
 #include <utility>
 
+#include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/streams/pool.h>
 #include <farspan/c10d/streams/streams.h>
 
 namespace farspan::dist {
@@ -68,14 +71,27 @@ class OnDevice final : public DevicePlace {
     return std::make_unique<OnStream>(current_stream_of(device_));
   }
   std::unique_ptr<Turn> turn_after(DeviceWork& after) const override {
-    const VirtualGuardImpl guard(device_.type());
-    auto turn = std::make_unique<OnStream>(guard.getStreamFromGlobalPool(device_));
-    after.wait_on_current_streams();
-    return turn;
+    return on(own_stream(), after);
+  }
+  std::unique_ptr<Turn> turn_beside(DeviceWork& after) const override {
+    return on(pool_stream(device_), after);
   }
 
  private:
+  static std::unique_ptr<Turn> on(const c10::Stream& stream, DeviceWork& after) {
+    auto turn = std::make_unique<OnStream>(stream);
+    after.wait_on_current_streams();
+    return turn;
+  }
+  const c10::Stream& own_stream() const {
+    MutexLock lock(mutex_);
+    if (!own_) own_.emplace(device_);
+    return own_->stream();
+  }
+
   const c10::Device device_;
+  mutable Mutex mutex_;
+  mutable std::optional<KeptStream> own_ FARSPAN_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -88,8 +104,8 @@ device::Stream current_native_stream(c10::Device device) {
   return native(current_stream_of(device));
 }
 
-std::shared_ptr<const DevicePlace> place_of(c10::Device device) {
-  return std::make_shared<OnDevice>(device);
+std::shared_ptr<const DevicePlace> place_of(ProcessGroup& group, c10::Device device) {
+  return group.place(device.index(), [&] { return std::make_shared<OnDevice>(device); });
 }
 
 }  // namespace farspan::dist

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include <farspan/c10d/group/device_place.h>
+#include <farspan/c10d/group/process_group.h>
 
 namespace farspan::dist {
 
@@ -16,6 +17,7 @@ bool takes_devices(const Backend& backend, c10::DeviceType type);
 
 device::Stream current_native_stream(c10::Device device);
 
-std::shared_ptr<const DevicePlace> place_of(c10::Device device);
+// That of this group.
+std::shared_ptr<const DevicePlace> place_of(ProcessGroup& group, c10::Device device);
 
 }  // namespace farspan::dist

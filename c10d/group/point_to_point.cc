@@ -97,7 +97,7 @@ std::shared_ptr<DeviceWork> Transfer::land() {
     data_.finish();
     return come;
   }
-  const auto turn = place_->turn_after(*come);
+  const auto turn = place_->turn_beside(*come);
   data_.begin(message_.deadline);
   data_.finish();
   return place_->work_so_far();

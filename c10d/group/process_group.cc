@@ -190,6 +190,14 @@ uint64_t ProcessGroup::count_groups_of(const std::vector<int>& ranks) {
   return ++groups_made_[ranks];
 }
 
+std::shared_ptr<const DevicePlace> ProcessGroup::place(
+    int device, const std::function<std::shared_ptr<const DevicePlace>()>& make) {
+  MutexLock lock(mutex_);
+  std::shared_ptr<const DevicePlace>& place = places_[device];
+  if (!place) place = make();
+  return place;
+}
+
 void ProcessGroup::check_usable(const Signature& signature) const {
   if (!failed_.load(std::memory_order_acquire)) return;
   const Error first = *failure();

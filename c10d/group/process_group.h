@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/made_here.h>
 #include <farspan/c10d/group/backend.h>
+#include <farspan/c10d/group/device_place.h>
 #include <farspan/c10d/group/history.h>
 #include <farspan/c10d/group/lane.h>
 
@@ -98,6 +100,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   // The number of a message that this rank begins to send or to receive, from 1.
   uint64_t count_message() noexcept { return ++messages_; }
   MonitoredBarriers& monitored_barriers() noexcept { return monitored_barriers_; }
+  // Of a device, by its number among those that the backend works on; made when this is first
+  // called.
+  std::shared_ptr<const DevicePlace> place(
+      int device, const std::function<std::shared_ptr<const DevicePlace>()>& make);
   // Throws when the group has failed already: for what is called now.
   void check_usable(const Signature& signature) const;
   // The same for a collective that was called before, with its sequence: those before the one that
@@ -129,6 +135,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::optional<Error> failure_ FARSPAN_GUARDED_BY(mutex_);
   uint64_t failed_since_ FARSPAN_GUARDED_BY(mutex_) = 0;  // the first collective that ends with it
   std::map<std::vector<int>, uint64_t> groups_made_ FARSPAN_GUARDED_BY(mutex_);
+  std::map<int, std::shared_ptr<const DevicePlace>> places_ FARSPAN_GUARDED_BY(mutex_);
 };
 
 // The group of all ranks, that of init_process_group() or of the calling thread's CurrentGroup.

@@ -76,7 +76,7 @@ class Start {
     return device_ ? TensorBlock::Where::kDevice : TensorBlock::Where::kHost;
   }
   std::shared_ptr<const DevicePlace> place() const {
-    return device_ ? place_of(*device_) : nullptr;
+    return device_ ? place_of(*group_, *device_) : nullptr;
   }
   bool is_root() const noexcept { return signature_.root == group_->rank(); }
   size_t rank() const noexcept { return static_cast<size_t>(group_->rank()); }

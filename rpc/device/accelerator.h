@@ -16,6 +16,8 @@ namespace farspan {
 
 struct Accelerator {
   // LibTorch must have a DeviceGuard for it, with streams, events and native handles of streams.
+  // Its hooks say what devices the process uses (hasPrimaryContext); without them none is tried
+  // early.
   c10::DeviceType type;
   // The same devices, by the same numbers; null: there are none, and `why_none` says why.
   std::shared_ptr<device::Devices> devices;

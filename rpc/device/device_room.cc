@@ -174,7 +174,7 @@ void DeviceRoom::install(Worker& worker, std::vector<DeviceRecord> records,
     self->release_idle();
   });
   worker.messenger().on_worker_reached([weak = room->weak_from_this()](int rank) {
-    if (const auto self = weak.lock()) self->try_mapped_ways(rank);
+    if (const auto self = weak.lock()) self->try_ways(rank);
   });
 }
 
@@ -190,28 +190,46 @@ DeviceRoom::DeviceRoom(Worker& worker, const Accelerator& accelerator,
       routes_(*this, device_to_device),
       recalls_(*this) {}
 
-std::set<std::pair<int, int>> DeviceRoom::mapped_ways(int peer) const {
-  std::set<std::pair<int, int>> ways;
+const DeviceMap& DeviceRoom::map_of(int caller, int callee) const {
+  static const DeviceMap same;
+  const auto& maps = records_[static_cast<size_t>(caller)].maps;
+  const auto found = maps.find(name_of(callee));
+  return found == maps.end() ? same : found->second;
+}
+
+DeviceRoom::Ways DeviceRoom::mapped_ways(int peer) const {
+  Ways ways;
   const auto add = [&](Place here, Place there) {
     if (std::min(here, there).device > Place::kCpu) ways.emplace(here.device, there.device);
   };
-  const auto entries = [&](int caller, int callee) {
-    const auto& maps = records_[static_cast<size_t>(caller)].maps;
-    const auto found = maps.find(name_of(callee));
-    return found == maps.end() ? std::map<Place, Place>() : found->second.entries();
-  };
-  for (const auto& [here, there] : entries(worker_.rank(), peer)) add(here, there);
-  for (const auto& [there, here] : entries(peer, worker_.rank())) add(here, there);
+  for (const auto& [here, there] : map_of(worker_.rank(), peer).entries()) add(here, there);
+  for (const auto& [there, here] : map_of(peer, worker_.rank()).entries()) add(here, there);
   return ways;
 }
 
-void DeviceRoom::try_mapped_ways(int peer) {
-  auto ways = mapped_ways(peer);
-  if (ways.empty()) return;
-  worker_.messenger().run([weak = weak_from_this(), peer, ways = std::move(ways)] {
-    for (const auto& [here, there] : ways) {
-      if (const auto self = weak.lock()) self->routes_.try_early(peer, here, there);
-    }
+DeviceRoom::Ways DeviceRoom::default_ways(int peer) const {
+  Ways ways;
+  if (!map_of(worker_.rank(), peer).is_default() && !map_of(peer, worker_.rank()).is_default()) {
+    return ways;
+  }
+  for (int device = 0; device < std::min(devices_of(worker_.rank()), devices_of(peer)); ++device) {
+    if (is_in_use(device)) ways.emplace(device, device);
+  }
+  return ways;
+}
+
+void DeviceRoom::try_ways(int peer) {
+  using Which = DeviceRoutes::Which;
+  worker_.messenger().run([weak = weak_from_this(), peer] {
+    const auto try_them = [&](const Ways& ways, Which which) {
+      for (const auto& [here, there] : ways) {
+        if (const auto self = weak.lock()) self->routes_.try_early(peer, here, there, which);
+      }
+    };
+    const auto self = weak.lock();
+    if (!self) return;
+    try_them(self->mapped_ways(peer), Which::kAny);
+    try_them(self->default_ways(peer), Which::kInUse);
   });
 }
 
@@ -246,10 +264,7 @@ int DeviceRoom::place_there(int peer, MessageWay way, c10::Device here) const {
   const Place place{here.is_cpu() ? Place::kCpu : here.index()};
   const bool asks = way == MessageWay::kRequest;
   const int caller = asks ? worker_.rank() : peer, callee = asks ? peer : worker_.rank();
-  static const DeviceMap same;
-  const auto& maps = records_[static_cast<size_t>(caller)].maps;
-  const auto found = maps.find(name_of(callee));
-  const DeviceMap& map = found == maps.end() ? same : found->second;
+  const DeviceMap& map = map_of(caller, callee);
   const Place there = asks ? map.there(name_of(callee), place) : map.here(name_of(callee), place);
   if (there.device < devices_of(peer)) return there.device;
   throw Error(Code::kInvalidArgument, "a tensor on " + place.text() + " is to arrive on " +
@@ -280,6 +295,16 @@ c10::Device DeviceRoom::device_here(int place) const {
   }
   throw Error(Code::kCorrupt,
               "a tensor for device " + std::to_string(place) + " of " + std::to_string(count));
+}
+
+bool DeviceRoom::is_in_use(int place) const {
+  try {
+    return at::globalContext()
+        .getAcceleratorHooksInterface(accelerator_.type)
+        .hasPrimaryContext(static_cast<c10::DeviceIndex>(place));
+  } catch (const c10::Error&) {  // there are no hooks
+    return false;
+  }
 }
 
 DeviceRoom::Reach DeviceRoom::reach(int peer) const noexcept {

@@ -72,6 +72,9 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   int checked_place(int peer, int place) const;
   //   throws  Error kCorrupt: there is no such device
   c10::Device device_here(int place) const;
+  // Whether this process uses that device of its own already: what it is tried with makes a
+  // context of it, of some hundred MB.
+  bool is_in_use(int place) const;
   Reach reach(int peer) const noexcept;
   //   returns  why it is not another one; empty where it is as direct as can be
   std::string why_not_by_name(int peer) const;
@@ -98,10 +101,14 @@ class DeviceRoom final : public DeviceCarrier, public std::enable_shared_from_th
   const DeviceRecord& own() const noexcept;
   int devices_of(int rank) const noexcept;
   const std::string& name_of(int rank) const;
-  // That maps name, from this worker's device (first) to the peer's (second): requests and answers.
-  std::set<std::pair<int, int>> mapped_ways(int peer) const;
+  // From this worker's device (first) to the peer's (second), of requests and answers: those that
+  // maps name; those of the default map, of devices that this process uses.
+  using Ways = std::set<std::pair<int, int>>;
+  Ways mapped_ways(int peer) const;
+  Ways default_ways(int peer) const;
+  const device::DeviceMap& map_of(int caller, int callee) const;
   // In another thread.
-  void try_mapped_ways(int peer);
+  void try_ways(int peer);
   std::string note_of_unseen(int peer, int device) const;
   // Under which imports_ knows what a worker exports.
   static uint64_t export_key(int peer) noexcept { return static_cast<uint64_t>(peer); }

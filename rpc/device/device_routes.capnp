@@ -13,6 +13,12 @@ struct DeviceProbe {
   from @0 :Value.DeviceBytes;          # of one 64-bit number
   there @1 :Int16;                     # the receiver's device
   number @2 :UInt64;                   # what is to be found there
+  ifInUse @3 :Bool;                    # only where the receiver's process uses that device already
+}
+
+# Its answer, where it was tried and goes well, or was not tried.
+struct DeviceProbed {
+  isNotInUse @0 :Bool;                 # so it was not tried
 }
 
 # Kind DEVICE_UNOPENED: what the receiver has lent could not be opened. Its answer has the bytes, as its one segment.

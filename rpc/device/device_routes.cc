@@ -20,6 +20,8 @@
 #include <farspan/rpc/device/device_bytes.h>
 #include <farspan/rpc/device/device_room.h>
 #include <farspan/rpc/device/device_routes.capnp.h>
+#include <farspan/rpc/device/ended_by_task.h>
+#include <farspan/rpc/device/probe.h>
 #include <farspan/rpc/worker.h>
 
 namespace farspan {
@@ -37,68 +39,6 @@ uint64_t random_number() {
   std::random_device random;
   return (uint64_t{random()} << 32) | random();
 }
-
-// For what waits for a device when it ends: whoever lets go of it last may not, so a task does.
-template <class T>
-std::shared_ptr<T> ended_by_task(DeviceRoom& room, std::unique_ptr<T> made) {
-  const std::weak_ptr<agent::Messenger> messenger = room.worker().share_messenger();
-  return {made.release(), [messenger](T* one) {
-            const std::shared_ptr<T> last(one);
-            if (const auto here = messenger.lock()) here->run([last] {});
-          }};
-}
-
-// False: the stream has not done all, and may never.
-bool finish(device::Devices& devices, device::Stream stream) noexcept {
-  bool is_done = false;
-  try {
-    is_done = devices.synchronize(stream, Deadline::after(kAnswerWithin));
-  } catch (const Error&) {  // it has failed: what uses it is told
-  }
-  devices.end_stream(stream);
-  return is_done;
-}
-
-// A number of a device and one of the processor, and a stream of their own: what others have given
-// the device does not hold up its copies. Its end waits for the device.
-class Spot {
- public:
-  static constexpr size_t kBytes = sizeof(uint64_t);
-
-  static std::shared_ptr<Spot> make(DeviceRoom& room, int device) {
-    return ended_by_task(room, std::make_unique<Spot>(room.devices(), device));
-  }
-  Spot(device::Devices& devices, int device)
-      : devices_(devices), stream_(devices.new_stream(device)) {
-    try {
-      memory_ = devices_.allocate(device, kBytes);
-      number_ = static_cast<uint64_t*>(devices_.allocate_host(kBytes));
-    } catch (...) {
-      if (memory_) devices_.release(memory_);
-      devices_.end_stream(stream_);
-      throw;
-    }
-  }
-  ~Spot() {
-    if (!finish(devices_, stream_)) return;  // the device hangs, and would write there
-    devices_.release(memory_);
-    devices_.release_host(number_);
-  }
-  Spot(const Spot&) = delete;
-  Spot& operator=(const Spot&) = delete;
-
-  device::Stream stream() const noexcept { return stream_; }
-  void* memory() const noexcept { return memory_; }
-  uint64_t& number() const noexcept { return *number_; }
-  void write() { devices_.copy(stream_, memory_, number_, kBytes); }
-  void read() { devices_.copy(stream_, number_, memory_, kBytes); }
-
- private:
-  device::Devices& devices_;
-  const device::Stream stream_;
-  void* memory_ = nullptr;
-  uint64_t* number_ = nullptr;
-};
 
 // Memory that this worker lends, copied for who cannot open it. Its end waits for the device.
 class LentCopy {
@@ -199,17 +139,24 @@ bool is_passing(const Error& error) {
 // A way that is being tried. It holds the worker until it has ended, as each call does.
 class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler {
  public:
-  Trial(DeviceRoom& room, const Key& way, Deadline limit)
-      : key(way), deadline(limit), worker_(room.worker().shared_from_this()), room_(room) {}
+  Trial(DeviceRoom& room, const Key& way, Deadline limit, Which devices)
+      : key(way),
+        deadline(limit),
+        which(devices),
+        worker_(room.worker().shared_from_this()),
+        room_(room) {}
 
   void on_reply(wire::InFrame&& reply) noexcept override {
     if (reply.failed()) leave();
     try {
-      if (!reply.failed()) return room_.routes().end(*this, {""});
+      if (!reply.failed()) {
+        if (Probe::was_tried(reply)) return room_.routes().end(*this, {""});
+        return room_.routes().end_without_verdict(*this, std::nullopt);
+      }
       const Error objection = wire::decode_error(reply.meta.span());
       room_.routes().end(*this, {objection.message(), is_passing(objection)});
     } catch (const Error& malformed) {
-      room_.routes().fail(*this, malformed);
+      room_.routes().end_without_verdict(*this, malformed);
     }
   }
   void on_error(const Error& why) noexcept override {
@@ -218,7 +165,7 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
     if (why.code() == Code::kTimeout && may_go_otherwise) {
       room_.routes().end(*this, {"that worker has not tried it in time", true});
     } else {
-      room_.routes().fail(*this, why);
+      room_.routes().end_without_verdict(*this, why);
     }
   }
   // Whoever waits goes on. Absent: there is a verdict.
@@ -230,7 +177,8 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
   const std::optional<Error>& failure() const noexcept { return failure_; }
 
   const Key key;
-  const Deadline deadline;          // of who began it
+  const Deadline deadline;  // of who began it
+  const Which which;
   std::optional<uint64_t> lending;  // Export::id, until it has ended
 
  private:
@@ -245,10 +193,11 @@ class DeviceRoutes::Trial final : public FutureCore, public agent::ReplyHandler 
 };
 
 std::shared_ptr<DeviceRoutes::Trial> DeviceRoutes::new_trial_locked(const Key& key,
-                                                                    Deadline deadline) {
+                                                                    Deadline deadline,
+                                                                    Which which) {
   Found& found = found_[key];
   if (found.trial || found.known_until > Clock::now()) return nullptr;
-  return found.trial = std::make_shared<Trial>(room_, key, deadline);
+  return found.trial = std::make_shared<Trial>(room_, key, deadline, which);
 }
 
 bool DeviceRoutes::is_direct(int peer, int here, int there, Deadline deadline) {
@@ -275,14 +224,14 @@ bool DeviceRoutes::is_direct(int peer, int here, int there, Deadline deadline) {
   }
 }
 
-void DeviceRoutes::try_early(int peer, int here, int there) {
+void DeviceRoutes::try_early(int peer, int here, int there, Which which) {
   // As long as a call that needs it would wait.
   const Deadline deadline =
       is_required() ? Deadline::in(room_.worker().rpc_timeout()) : Deadline::never();
   std::shared_ptr<Trial> trial;
   {
     MutexLock lock(mutex_);
-    trial = new_trial_locked({peer, here, there}, deadline);
+    trial = new_trial_locked({peer, here, there}, deadline, which);
   }
   if (trial) begin(trial, false);
 }
@@ -301,11 +250,14 @@ void DeviceRoutes::begin(const std::shared_ptr<Trial>& trial, bool will_wait) {
   } catch (const c10::Error& error) {
     end(*trial, {error.what_without_backtrace()});
   } catch (...) {
-    fail(*trial, to_error(std::current_exception()));
+    end_without_verdict(*trial, to_error(std::current_exception()));
   }
 }
 
 void DeviceRoutes::end(Trial& trial, const Verdict& verdict) {
+  // Whatever it is, it may be otherwise when there is a tensor; and there may never be one.
+  const bool is_bad = !verdict.why_not_direct.empty();
+  if (is_bad && trial.which == Which::kInUse) return end_without_verdict(trial, std::nullopt);
   const auto& [peer, here, there] = trial.key;
   bool is_news = false;
   {
@@ -323,12 +275,12 @@ void DeviceRoutes::end(Trial& trial, const Verdict& verdict) {
   trial.complete_with(std::nullopt);
 }
 
-void DeviceRoutes::fail(Trial& trial, const Error& why) {
+void DeviceRoutes::end_without_verdict(Trial& trial, std::optional<Error> why) {
   {
     MutexLock lock(mutex_);
     found_[trial.key].trial = nullptr;
   }
-  trial.complete_with(why);
+  trial.complete_with(std::move(why));
 }
 
 Buffer DeviceRoutes::fetch_unopened(int peer, const device::Export& lent, int here,
@@ -455,6 +407,7 @@ void DeviceRoutes::ask(const std::shared_ptr<Trial>& trial, bool will_wait) {
   MetaBuilder builder;
   auto probe = builder.init_root<schema::DeviceProbe>();
   probe.setThere(static_cast<int16_t>(there));
+  probe.setIfInUse(trial->which == Which::kInUse);
   if (room_.reach(peer) == DeviceRoom::Reach::kByName) {
     try {
       const uint64_t id = room_.next_export();
@@ -473,7 +426,8 @@ void DeviceRoutes::ask(const std::shared_ptr<Trial>& trial, bool will_wait) {
     }
   }
   // Who may go another way does not wait for as long as his call may take.
-  const Deadline limit = is_required() ? Deadline::never() : Deadline::after(kAnswerWithin);
+  const bool must = is_required() && trial->which == Which::kAny;
+  const Deadline limit = must ? Deadline::never() : Deadline::after(kAnswerWithin);
   wire::OutFrame frame = request_of(wire::Kind::kDeviceProbe, builder);
   room_.worker().messenger().call(peer, frame, earlier(trial->deadline, limit), trial, will_wait);
 }
@@ -487,38 +441,32 @@ void DeviceRoutes::answer_probe(agent::Request& request) {
   if (device_to_device_ == DeviceToDevice::kForbidden) {
     throw Error(Code::kUnavailable, kNotAllowedThere);
   }
-  copy_and_look(request.from(), request.frame(), request.deadline());
-  request.reply({});
-}
-
-void DeviceRoutes::copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline) {
-  device::Export from;
-  int there = 0;
-  uint64_t number = 0;
-  bool has_memory = false;
-  guard_read([&] {
-    MetaReader reader(frame.meta.span());
-    const auto probe = reader.root<schema::DeviceProbe>();
-    there = probe.getThere();
-    number = probe.getNumber();
-    has_memory = probe.hasFrom();
-    if (has_memory) from = read_export(probe.getFrom());
-  });
-  const at::Device device = room_.device_here(there);
-  if (!has_memory) return;  // between workers of one process
-  if (device.is_cpu() || from.bytes != Spot::kBytes) {
+  const Probe probe = Probe::of(request.frame());
+  if (room_.device_here(probe.there).is_cpu()) {
     throw Error(Code::kCorrupt, "a probe of something else than a device");
   }
-  const auto spot = Spot::make(room_, there);
-  const auto use = room_.uses().begin(peer, from.id);
-  room_.import(peer, from, spot->memory(), spot->stream());
+  const bool is_wanted = !probe.if_in_use || room_.is_in_use(probe.there);
+  if (is_wanted && probe.from) copy_and_look(request.from(), probe, request.deadline());
+  MetaBuilder answer;
+  answer.init_root<schema::DeviceProbed>().setIsNotInUse(!is_wanted);
+  request.reply(answer.finish());
+}
+
+void DeviceRoutes::copy_and_look(int peer, const Probe& probe, Deadline deadline) {
+  if (probe.from->bytes != Spot::kBytes) {
+    throw Error(Code::kCorrupt, "a probe of something else than a number");
+  }
+  const auto spot = Spot::make(room_, probe.there);
+  const auto use = room_.uses().begin(peer, probe.from->id);
+  room_.import(peer, *probe.from, spot->memory(), spot->stream());
   room_.devices().then(spot->stream(), [use] {});
   spot->read();
   if (!room_.devices().synchronize(spot->stream(), deadline)) {
     throw Error(Code::kTimeout, "the device was busy");
   }
-  if (spot->number() != number) {
-    throw Error(Code::kUnavailable, "what " + text_of(there) + " reads there is something else");
+  if (spot->number() != probe.number) {
+    throw Error(Code::kUnavailable,
+                "what " + text_of(probe.there) + " reads there is something else");
   }
 }
 

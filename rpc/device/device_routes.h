@@ -23,6 +23,7 @@
 namespace farspan {
 
 class DeviceRoom;
+struct Probe;
 
 // Threading: every method from any thread.
 // Lifetime:  the room outlives it.
@@ -37,7 +38,11 @@ class DeviceRoutes {
   //           kDisconnected, kShutdown: that worker has not answered, and is asked again next time
   bool is_direct(int peer, int here, int there, Deadline deadline);
   // Has it tried, for later; blocks nobody but for what this worker's device takes to get ready.
-  void try_early(int peer, int here, int there);
+  //   kAny    for maps that name it
+  //   kInUse  only where that process uses its device already (one that it tries is one that it
+  //           uses); only that it goes well is remembered
+  enum class Which { kAny, kInUse };
+  void try_early(int peer, int here, int there, Which which);
   // Of a tensor that goes straight, but by way of memory that other processes can open.
   void note_staged(int peer, int here, int there, uint64_t bytes);
   // The same of one that found no room there, and goes through the processor's memory; that is in
@@ -82,13 +87,14 @@ class DeviceRoutes {
   //   throws  Error kUnavailable: DeviceToDevice::kRequired
   void refuse_if_required(int peer, int here, int there, const std::string& why) const;
   // Nothing where it is known, or somebody else's trial is under way.
-  std::shared_ptr<Trial> new_trial_locked(const Key& key, Deadline deadline)
-      FARSPAN_REQUIRES(mutex_);
+  std::shared_ptr<Trial> new_trial_locked(const Key& key, Deadline deadline,
+                                          Which which = Which::kAny) FARSPAN_REQUIRES(mutex_);
   void begin(const std::shared_ptr<Trial>& trial, bool will_wait);
   void ask(const std::shared_ptr<Trial>& trial, bool will_wait);
   void end(Trial& trial, const Verdict& verdict);
-  void fail(Trial& trial, const Error& why);
-  void copy_and_look(int peer, const wire::InFrame& frame, Deadline deadline);
+  // Absent: nobody's error.
+  void end_without_verdict(Trial& trial, std::optional<Error> why);
+  void copy_and_look(int peer, const Probe& probe, Deadline deadline);
   void hear_unopened(int peer, int here, int there, const std::string& why);
   void answer_probe(agent::Request& request);
   void give_lent(agent::Request request, const device::Export& lent);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include <farspan/c10d/base/error.h>
+#include <farspan/c10d/streams/pool.h>
 #include <farspan/c10d/streams/streams.h>
 
 namespace farspan {
@@ -67,7 +68,7 @@ void OwnStreams::use(c10::Device device) {
   const auto has_one = [&](const Used& used) { return used.own.device() == device; };
   if (std::ranges::any_of(own->used_, has_one)) return;
   const VirtualGuardImpl guard(device.type());
-  const c10::Stream stream = guard.getStreamFromGlobalPool(device);
+  const c10::Stream stream = pool_stream(device);
   own->used_.push_back({stream, guard.exchangeStream(stream)});
   follow(stream, guard.getDefaultStream(device));
 }

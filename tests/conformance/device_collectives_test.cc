@@ -257,6 +257,31 @@ TEST_F(NcclCollectives, GroupsOfSomeRanksGoOnWhileTheWorldWaits) {
   });
 }
 
+// More of each than there are streams to choose from.
+TEST_F(NcclCollectives, OfGroupsDoNotWaitForThoseThatOtherRanksBeginLater) {
+  on_each([](int rank) {
+    // Once: the next one could be what a group keeps.
+    const OnAnotherStream stream(accelerator_of(rank));
+    std::vector<dist::Group> groups{dist::new_group({0, 1}), dist::new_group({0, 1})};
+    for (const dist::Group& group : groups) dist::all_reduce(number(rank), {.group = group});
+    if (rank == 1) std::ranges::reverse(groups);
+    for (int round = 0; round < repetitions(5); ++round) {
+      Tensors sums;
+      std::vector<dist::Work> works;
+      for (const dist::Group& group : groups) {
+        for (int call = 0; call < 40; ++call) {
+          sums.push_back(number(rank));
+          works.push_back(dist::all_reduce_async(sums.back(), {.group = group}));
+        }
+      }
+      for (const dist::Work& work : works) work.wait();
+      for (const Tensor& sum : sums) {
+        EXPECT_TRUE(at::equal(sum.cpu(), at::full({100}, 3, at::kLong)));
+      }
+    }
+  });
+}
+
 TEST_F(NcclCollectives, TheCallerGoesOnAndHisStreamWaits) {
   const Promise<void> go;
   std::atomic<int> have_looked = 0;

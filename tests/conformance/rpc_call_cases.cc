@@ -172,7 +172,11 @@ TEST_P(RpcSuite, AFutureIsWaitedForContinuedAndRecoveredFrom) {
   const auto late = w0().rpc_async("w1", pass_gate_later, 9);
   const Error impatient = error_of([&] { late.wait(20ms); });
   EXPECT_EQ(impatient.code(), Code::kTimeout);
-  EXPECT_EQ(impatient.operation(), "Future::wait");
+  EXPECT_EQ(impatient.operation(), "Future::wait for rpc_async pass_gate_later");
+  EXPECT_EQ(impatient.worker(), "w1");
+  const Error of_continuation =
+      error_of([&] { late.then([](int64_t x) { return x; }).wait(20ms); });
+  EXPECT_EQ(of_continuation.operation(), impatient.operation());
   w0().rpc_sync("w1", open_gate);
   EXPECT_EQ(late.wait(), 9);  // the call itself went on
 }

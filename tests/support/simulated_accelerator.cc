@@ -387,7 +387,9 @@ std::atomic<uint64_t> pinned_memory_requests{0};
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex device) const override {
+    return shared_devices()->is_in_use(device);
+  }
   at::Allocator* getPinnedMemoryAllocator() const override {
     ++pinned_memory_requests;
     return c10::GetAllocator(at::kCPU);

@@ -48,6 +48,20 @@ void forgive(cudaError_t error) noexcept {
   if (error != cudaSuccess) cudaGetLastError();
 }
 
+// For as long as this lives, the calling thread does not break the capture of a graph by another
+// one: much that allocates, makes or asks does, where a capture is as strict as it is by default.
+class BesideCaptures {
+ public:
+  BesideCaptures() noexcept { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  void exchange() noexcept { forgive(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // The calling thread's current device, for as long as this lives.
 class OnDevice {
  public:
@@ -64,6 +78,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
+  const BesideCaptures beside_;
   int before_ = 0;
   bool has_changed_ = false;
 };
@@ -125,13 +140,20 @@ class CudaDevices final : public Devices {
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     return memory;
   }
-  void release(void* memory) noexcept override { forgive(cudaFree(memory)); }
+  void release(void* memory) noexcept override {
+    const BesideCaptures beside;
+    forgive(cudaFree(memory));
+  }
   void* allocate_host(size_t bytes) override {
+    const BesideCaptures beside;
     void* memory = nullptr;
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc");
     return memory;
   }
-  void release_host(void* memory) noexcept override { forgive(cudaFreeHost(memory)); }
+  void release_host(void* memory) noexcept override {
+    const BesideCaptures beside;
+    forgive(cudaFreeHost(memory));
+  }
   Region region_of(const void* address) const override;
 
   Stream new_stream(int device) override {
@@ -140,7 +162,10 @@ class CudaDevices final : public Devices {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     return {device, stream};
   }
-  void end_stream(Stream stream) noexcept override { forgive(cudaStreamDestroy(raw(stream))); }
+  void end_stream(Stream stream) noexcept override {
+    const BesideCaptures beside;
+    forgive(cudaStreamDestroy(raw(stream)));
+  }
   void copy(Stream stream, void* to, const void* from, size_t bytes) override {
     const OnDevice on(stream.device);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, raw(stream)), "cudaMemcpyAsync");
@@ -160,7 +185,10 @@ class CudaDevices final : public Devices {
     check(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate");
     return event;
   }
-  void end_event(Event event) noexcept override { forgive(cudaEventDestroy(raw(event))); }
+  void end_event(Event event) noexcept override {
+    const BesideCaptures beside;
+    forgive(cudaEventDestroy(raw(event)));
+  }
   void record(Event event, Stream stream) override {
     const OnDevice on(stream.device);
     check(cudaEventRecord(raw(event), raw(stream)), "cudaEventRecord");
@@ -171,17 +199,15 @@ class CudaDevices final : public Devices {
           "cudaStreamWaitEvent");
   }
   bool has_come(Event event) override {
-    // Else it would break the capture of a graph by another thread.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+    const BesideCaptures beside;
     const cudaError_t state = cudaEventQuery(raw(event));
-    cudaThreadExchangeStreamCaptureMode(&mode);
     if (state == cudaErrorNotReady) return cudaGetLastError(), false;
     check(state, "cudaEventQuery");
     return true;
   }
 
   MemoryName name_memory(void* base) override {
+    const BesideCaptures beside;
     cudaIpcMemHandle_t handle;
     check(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
     return bytes_of<MemoryName>(handle);
@@ -189,6 +215,7 @@ class CudaDevices final : public Devices {
   void* open_memory(int device, const MemoryName& name) override;
   void close_memory(void* opened) noexcept override;
   EventName name_event(Event event) override {
+    const BesideCaptures beside;
     cudaIpcEventHandle_t handle;
     check(cudaIpcGetEventHandle(&handle, raw(event)), "cudaIpcGetEventHandle");
     return bytes_of<EventName>(handle);

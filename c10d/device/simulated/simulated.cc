@@ -72,7 +72,8 @@ class Simulation final : public SimulatedDevices {
   explicit Simulation(SimulationOptions options)
       : options_(std::move(options)),
         visible_(seen_with(options_)),
-        memory_(visible_, options_.memory, instance_) {}
+        memory_(visible_, options_.memory, instance_),
+        used_(visible_.size()) {}
 
   std::string_view kind() const noexcept override { return "simulated"; }
   int count() const override { return static_cast<int>(visible_.size()); }
@@ -82,9 +83,11 @@ class Simulation final : public SimulatedDevices {
   }
 
   void* allocate(int device, size_t bytes) override {
+    use(device);
     return memory_.allocate(device, bytes, true);
   }
   void* allocate_unnamed(int device, size_t bytes) override {
+    use(device);
     return memory_.allocate(device, bytes, false);
   }
   void release(void* memory) noexcept override {
@@ -101,7 +104,7 @@ class Simulation final : public SimulatedDevices {
   Region region_of(const void* address) const override { return memory_.region_of(address); }
 
   Stream new_stream(int device) override {
-    check(device);
+    use(device);
     const uint64_t seed = options_.seed * 1'000'003 + made_.fetch_add(1);
     return {device, streams_.add(std::make_shared<SimulatedStream>(seed, options_.most_late))};
   }
@@ -113,7 +116,7 @@ class Simulation final : public SimulatedDevices {
   bool synchronize(Stream stream, Deadline deadline) override;
 
   Event new_event(int device, Reach reach) override {
-    check(device);
+    use(device);
     return events_.add(std::make_shared<SimulatedEvent>(instance_, reach));
   }
   void end_event(Event event) noexcept override {
@@ -130,6 +133,7 @@ class Simulation final : public SimulatedDevices {
   void let_memory_be_opened(bool may) override { may_open_.store(may); }
   void* open_memory(int device, const MemoryName& name) override {
     if (!may_open_) throw Error(Code::kUnavailable, "memory of other processes cannot be opened");
+    use(device);
     return memory_.open(device, name);
   }
   void close_memory(void* opened) noexcept override {
@@ -137,13 +141,17 @@ class Simulation final : public SimulatedDevices {
   }
   EventName name_event(Event event) override { return events_.get(event)->name(); }
   Event open_event(int device, const EventName& name) override {
-    check(device);
+    use(device);
     return events_.add(std::make_shared<SimulatedEvent>(instance_, name));
   }
 
   std::vector<std::string> faults() const override {
     MutexLock lock(mutex_);
     return faults_;
+  }
+  bool is_in_use(int device) const override {
+    check(device);
+    return used_[static_cast<size_t>(device)];
   }
   size_t allocated(int device) const override { return memory_.allocated(device); }
   size_t opened() const override { return memory_.opened(); }
@@ -156,6 +164,10 @@ class Simulation final : public SimulatedDevices {
     throw Error(Code::kInvalidArgument, "there is no device " + std::to_string(device) + " of " +
                                             std::to_string(count()) + " here");
   }
+  void use(int device) {
+    check(device);
+    used_[static_cast<size_t>(device)] = true;
+  }
   void note(std::string fault) noexcept {
     MutexLock lock(mutex_);
     faults_.push_back(std::move(fault));
@@ -166,6 +178,7 @@ class Simulation final : public SimulatedDevices {
   const SimulationOptions options_;
   const std::vector<int> visible_;  // by device here: its number on the machine
   SimulatedMemory memory_;
+  std::vector<std::atomic<bool>> used_;  // by device
   std::atomic<uint64_t> made_{0};
   std::atomic<bool> may_open_{true}, may_allocate_host_{true};
   mutable Mutex mutex_;

@@ -43,6 +43,8 @@ class SimulatedDevices : public Devices {
   // What one must not do and a device does not notice: memory used after it was released, or that
   // is no memory. Nothing is copied then.
   virtual std::vector<std::string> faults() const = 0;
+  // Whether this process has ever used it: asked it for memory, a stream or an event.
+  virtual bool is_in_use(int device) const = 0;
   // Bytes that allocate() has given and release() has not taken back; those of `device`.
   virtual size_t allocated(int device) const = 0;
   // Mapped from other processes.

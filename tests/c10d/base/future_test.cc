@@ -311,6 +311,8 @@ TEST(Future, ALongChainNeedsNoDeepStack) {
     Promise<int> promise;
     Future<int> last = promise.future();
     for (int i = 0; i < kLinks; ++i) last = last.then([](int value) { return value + 1; });
+    EXPECT_EQ(code_of([&] { last.wait(Millis(1)); }), Code::kTimeout);
+    EXPECT_FALSE(last.cancel());
     fails ? promise.set_error(boom()) : promise.set_value(0);
     ASSERT_TRUE(last.ready());
     EXPECT_EQ(last.has_error(), fails);

@@ -288,7 +288,7 @@ TEST(FrontDoor, AFunctionThatOnlyOneProgramHasIsNamed) {
                                 HasSubstr("string(string) there, int64(int64) at the caller"),
                                 HasSubstr("build both programs from the same sources")));
   // Expect: an unknown worker is answered with those there are.
-  EXPECT_THAT(end.output, AllOf(HasSubstr("there is no worker called 'w7'"),
+  EXPECT_THAT(end.output, AllOf(HasSubstr("rpc_sync name_here: there is no worker called 'w7'"),
                                 HasSubstr("'w0' (rank 0), 'w1' (rank 1)")));
   EXPECT_EQ(callee.wait(kItsEnd).status, 0) << callee.output();
 }
