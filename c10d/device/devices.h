@@ -20,7 +20,7 @@ struct Stream {
   int device = 0;
   void* handle = nullptr;  // a cudaStream_t: null is the device's default stream
 };
-// A place in a stream, which others can wait for: a cudaEvent_t.
+// A place in a stream, which others can wait for.
 using Event = void*;
 
 // What another process of this host opens memory and events by; bytes that any message may carry.
@@ -78,7 +78,11 @@ class Devices {
   // Blocks until all that is queued is done; false: the deadline passed first.
   virtual bool synchronize(Stream stream, Deadline deadline) = 0;
 
+  // Whether what the stream is given now is recorded for a graph, and not done.
+  virtual bool is_captured(Stream stream) = 0;
+
   virtual Event new_event(int device, Reach reach) = 0;
+  // May block as release().
   virtual void end_event(Event event) noexcept = 0;
   // The event is from now on the place behind all that `stream` has been given. Not for
   // open_event().
@@ -96,7 +100,7 @@ class Devices {
   virtual void close_memory(void* opened) noexcept = 0;
   // Of one with Reach::kThisHost.
   virtual EventName name_event(Event event) = 0;
-  // To be ended by end_event(), before or after its maker's.
+  // To be ended by end_event(), before or after its maker's, when no stream waits for it any more.
   virtual Event open_event(int device, const EventName& name) = 0;
 };
 

@@ -59,6 +59,7 @@ std::optional<Export> Exports::make(uint64_t id, const void* memory, size_t byte
   }
   made.device = region.device;
   made.region = region.id;
+  made.region_base = reinterpret_cast<uint64_t>(region.base);
   made.region_bytes = region.bytes;
   made.offset = static_cast<uint64_t>(static_cast<const std::byte*>(memory) - region.base);
   made.bytes = bytes;

@@ -21,9 +21,10 @@ namespace farspan::device {
 
 // Where bytes of another process lie, and when they are there to be copied.
 struct Export {
-  int device = 0;       // of the process that exports it
-  uint64_t region = 0;  // Region::id
-  MemoryName memory{};  // of the whole region
+  int device = 0;            // of the process that exports it
+  uint64_t region = 0;       // Region::id
+  MemoryName memory{};       // of the whole region
+  uint64_t region_base = 0;  // its address there
   uint64_t region_bytes = 0;
   uint64_t offset = 0;  // of the bytes in their region
   uint64_t bytes = 0;

@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <tuple>
-#include <vector>
 
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/base/time.h>
@@ -21,7 +20,7 @@ namespace farspan::device {
 
 struct ImportLimits {
   // Open at once; more only while more are being copied.
-  size_t regions = 64;
+  size_t regions = 1024;
   size_t events = 256;
   // What is open keeps the other process's device memory, also when that one has released it.
   std::chrono::milliseconds idle{1000};
@@ -34,7 +33,8 @@ struct ImportCounters {
 };
 
 // Regions are told apart by their ids: what another process allocates at an address after it has
-// released what was there is another one.
+// released what was there is another one. Both cannot be open at once: drivers map them by where
+// they lie there, or give the first one again. So what is open still of such a place is closed.
 //
 // Threading: every method from any thread.
 // Lifetime:  the devices outlive it.
@@ -67,6 +67,7 @@ class Imports {
   struct Opened {
     void* handle = nullptr;
     size_t bytes = 0;                                      // of a region
+    uint64_t base = 0, end = 0;                            // of a region: there
     Count copies = std::make_shared<std::atomic<int>>(0);  // under way
     TimePoint used{};
     bool forgotten = false;
@@ -74,15 +75,29 @@ class Imports {
   using Key = std::tuple<uint64_t, uint64_t, int>;  // peer, id there, device here
   using All = std::map<Key, Opened>;
 
+  // What is not known here any more, and is to be closed: without the lock, since a device may have
+  // to be done for that.
+  struct Gone {
+    All regions, events;
+    bool empty() const noexcept { return regions.empty() && events.empty(); }
+  };
+
+  Opened open(int device, const Export& from);
   Opened& region_locked(const Key& key, const Export& from, TimePoint now) FARSPAN_REQUIRES(mutex_);
   Opened& event_locked(const Key& key, const Export& from, TimePoint now) FARSPAN_REQUIRES(mutex_);
-  bool close_one_locked(All& all) noexcept FARSPAN_REQUIRES(mutex_);
-  void close_locked(All& all, All::iterator one) noexcept FARSPAN_REQUIRES(mutex_);
+  // Closes what that peer has released since.
+  void make_way_locked(const Key& key, const Export& from) FARSPAN_REQUIRES(mutex_);
+  // False: all are in use.
+  bool let_one_go_locked(All& from, All& to) noexcept FARSPAN_REQUIRES(mutex_);
+  TimePoint let_idle_go(TimePoint now, Gone& gone) noexcept;
+  void close(const Gone& gone) noexcept;
   bool has_copies_locked() const noexcept FARSPAN_REQUIRES(mutex_);
 
   Devices& devices_;
   const ImportLimits limits_;
   mutable Mutex mutex_;
+  size_t closing_ FARSPAN_GUARDED_BY(mutex_) = 0;  // of what was let go of
+  CondVar closed_;
   All regions_ FARSPAN_GUARDED_BY(mutex_), events_ FARSPAN_GUARDED_BY(mutex_);
   ImportCounters counters_ FARSPAN_GUARDED_BY(mutex_);
 };

@@ -83,13 +83,17 @@ TimePoint Staging::release_idle(TimePoint before) noexcept {
 }
 
 void Staging::end_events() noexcept {
-  MutexLock lock(mutex_);
-  for (auto& [device, of] : all_) {
-    for (AtRest& one : of.at_rest) {
-      const NamedEvent ended = std::exchange(one.block.written, {});
-      if (ended.event) devices_.end_event(ended.event);
+  std::vector<Event> ended;
+  {
+    MutexLock lock(mutex_);
+    for (auto& [device, of] : all_) {
+      for (AtRest& one : of.at_rest) {
+        if (one.block.written.event) ended.push_back(one.block.written.event);
+        one.block.written = {};
+      }
     }
   }
+  for (const Event one : ended) devices_.end_event(one);
 }
 
 size_t Staging::events() const {

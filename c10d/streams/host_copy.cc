@@ -55,7 +55,12 @@ void HostCopy::wait(Deadline deadline) const {
   if (!filled_) return;
   const TimePoint begun = Clock::now();
   Micros pause(0);
-  while (!filled_->query()) {
+  const auto is_filled = [&] {
+    bool is = false;
+    with_devices([&] { is = filled_->query(); });
+    return is;
+  };
+  while (!is_filled()) {
     if (Clock::now() - begun < Micros(50)) {
       std::this_thread::yield();
       continue;

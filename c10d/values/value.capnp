@@ -91,6 +91,7 @@ struct DeviceBytes {
   event @6 :UInt64;             # that comes when they have been written: its id
   written @7 :Data;             # its name, 64 bytes
   lending @8 :UInt64;           # which one it is of all that the sender ever lends: with the event
+  regionBase @9 :UInt64;        # where the allocation lies in the sender's addresses
 }
 
 enum Layout {

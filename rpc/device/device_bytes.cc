@@ -24,6 +24,7 @@ void write_export(const device::Export& from, schema::DeviceBytes::Builder out) 
   out.setDevice(static_cast<int16_t>(from.device));
   out.setRegion(from.region);
   write_name(out.initMemory(static_cast<unsigned>(from.memory.size())), from.memory);
+  out.setRegionBase(from.region_base);
   out.setRegionBytes(from.region_bytes);
   out.setOffset(from.offset);
   out.setBytes(from.bytes);
@@ -37,6 +38,7 @@ device::Export read_export(schema::DeviceBytes::Reader in) {
   from.device = in.getDevice();
   from.region = in.getRegion();
   from.memory = read_name(in.getMemory());
+  from.region_base = in.getRegionBase();
   from.region_bytes = in.getRegionBytes();
   from.offset = in.getOffset();
   from.bytes = in.getBytes();

@@ -81,14 +81,22 @@ int MessageDevicesOf::place_there(at::Device here) {
   }
 }
 
+device::Stream MessageDevicesOf::sending_stream(at::Device device) {
+  const device::Stream stream = current_stream(device);
+  if (!room_->devices().is_captured(stream)) return stream;
+  throw Error(Code::kInvalidArgument, "a graph is being captured on the current stream of " +
+                                          device::Place{stream.device}.text())
+      .advice("a call cannot be part of it: make it before or after the capture");
+}
+
 bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builder out) {
   DeviceRoutes& routes = room_->routes();
   const int here = dense.get_device(), there = place_there(dense.device());
   if (there == kCpu || !routes.is_direct(peer_, here, there, terms_.deadline)) return false;
+  const device::Stream stream = sending_stream(dense.device());
   const DeviceRoom::Reach reach = room_->reach(peer_);
   const std::shared_ptr<Held>& held = lent_exports().held;
   room_->release_idle();
-  const device::Stream stream = current_stream(dense.device());
   auto owner = std::make_shared<c10::Storage>(dense.storage());
   const void* const bytes = dense.const_data_ptr();
   if (reach == DeviceRoom::Reach::kSameProcess) {
@@ -111,7 +119,7 @@ bool MessageDevicesOf::lend(const at::Tensor& dense, schema::DeviceBytes::Builde
 }
 
 Buffer MessageDevicesOf::copy_to_host(const at::Tensor& dense) {
-  return farspan::copy_to_host(*room_, current_stream(dense.device()), dense.const_data_ptr(),
+  return farspan::copy_to_host(*room_, sending_stream(dense.device()), dense.const_data_ptr(),
                                dense.nbytes(), terms_.deadline);
 }
 

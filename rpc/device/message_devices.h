@@ -30,6 +30,9 @@ class MessageDevicesOf final : public MessageDevices {
   class Held;
   class Lent;
   Lent& lent_exports();
+  // That a tensor is sent from.
+  //   throws  Error kInvalidArgument: it is being captured
+  device::Stream sending_stream(at::Device device);
   void borrow_by_name(const at::Tensor& dense, const device::Export& lent);
   void borrow_local(const at::Tensor& dense, uint64_t id);
 

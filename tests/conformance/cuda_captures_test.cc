@@ -9,6 +9,8 @@
 
 #include <farspan/c10d/device/cuda/cuda.h>
 
+#include "support/needs_gpu.h"
+
 namespace farspan::testing {
 namespace {
 
@@ -44,7 +46,7 @@ class ForeignCapture {
 };
 
 TEST(CudaDevices, AreUsedWhileAnotherThreadCapturesAGraph) {
-  if (const std::string why = device::why_no_cuda_devices(); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
   const auto devices = device::make_cuda_devices();
   const ForeignCapture capture;
   constexpr size_t kBytes = 1000;

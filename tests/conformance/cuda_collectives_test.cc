@@ -12,6 +12,7 @@
 
 #include "conformance/every_collective.h"
 #include "conformance/ranks_in_threads.h"
+#include "support/needs_gpu.h"
 
 namespace farspan::testing {
 namespace {
@@ -19,9 +20,10 @@ namespace {
 class CudaCollectives : public ::testing::Test {
  protected:
   void SetUp() override {
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
     const auto accelerator = registered_accelerator();
     ASSERT_TRUE(accelerator);
-    if (!accelerator->devices) GTEST_SKIP() << accelerator->why_none;
+    ASSERT_TRUE(accelerator->devices) << accelerator->why_none;
     const dist::GroupSpec spec = dist::testing::whole_job(0, 1);
     auto backend = dist::nccl::make_nccl_backend(
         dist::nccl::registered_library(),

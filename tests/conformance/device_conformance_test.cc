@@ -15,6 +15,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/device/devices.h>
 
+#include "c10d/device/name_text.h"
 #include "conformance/devices_of_test.h"
 #include "support/eventually.h"
 #include "support/processes.h"
@@ -140,24 +141,15 @@ TEST_P(Device, AStreamWaitsForAnEventOfAnotherOne) {
   devices_->end_event(read);
 }
 
-// Holds up a stream until it is opened.
-struct Gate {
-  std::atomic<bool> is_open{false};
-  void hold_up(Devices& devices, Stream stream) {
-    devices.then(stream, [this] { eventually([&] { return is_open.load(); }, seconds(60)); });
-  }
-};
-
 TEST_P(Device, AnEventComesWhenItsStreamDoes) {
   const Event event = devices_->new_event(0, Reach::kThisProcess);
   EXPECT_TRUE(devices_->has_come(event)) << "never recorded";
-  Gate gate;
-  gate.hold_up(*devices_, stream_);
+  Gate gate(*devices_, stream_);
   devices_->record(event, stream_);
   EXPECT_FALSE(devices_->has_come(event));
   devices_->wait(other_, event);
   EXPECT_FALSE(devices_->synchronize(other_, Deadline::after(milliseconds(50))));
-  gate.is_open = true;
+  gate.open();
   EXPECT_TRUE(devices_->synchronize(other_, Deadline::after(seconds(20))));
   EXPECT_TRUE(devices_->has_come(event));
   devices_->end_event(event);
@@ -166,14 +158,13 @@ TEST_P(Device, AnEventComesWhenItsStreamDoes) {
 TEST_P(Device, WhoWaitsForAnEventDoesNotMindThatItIsRecordedAnewElsewhere) {
   const Event event = devices_->new_event(0, Reach::kThisProcess);
   const Stream free = devices_->new_stream(0);
-  Gate gate;
-  gate.hold_up(*devices_, stream_);
+  Gate gate(*devices_, stream_);
   devices_->record(event, stream_);
   devices_->wait(other_, event);
   devices_->record(event, free);
   EXPECT_TRUE(devices_->synchronize(free, Deadline::after(seconds(20))));
   EXPECT_FALSE(devices_->synchronize(other_, Deadline::after(milliseconds(50))));
-  gate.is_open = true;
+  gate.open();
   EXPECT_TRUE(devices_->synchronize(other_, Deadline::after(seconds(20))));
   devices_->end_stream(free);
   devices_->end_event(event);
@@ -249,25 +240,6 @@ TEST_P(Device, RefusesWhatIsNotItsOwn) {
             Code::kOk);
 }
 
-// Names travel as text, in the environment and the output of processes.
-template <class Name>
-std::string text_of(const Name& name) {
-  std::string text;
-  for (const std::byte byte : name) {
-    constexpr const char* kDigits = "0123456789abcdef";
-    text += kDigits[static_cast<size_t>(byte) >> 4];
-    text += kDigits[static_cast<size_t>(byte) & 15];
-  }
-  return text;
-}
-template <class Name>
-Name name_of(const std::string& text) {
-  Name name{};
-  for (size_t i = 0; i < name.size() && 2 * i + 1 < text.size(); ++i) {
-    name[i] = static_cast<std::byte>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
-  return name;
-}
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
   return value ? value : "";
@@ -312,18 +284,20 @@ Process::Environment names_of(Devices& devices, int seed, const Block& block, Ev
 TEST_P(Device, AnotherProcessReadsItsMemoryBehindItsEvent) {
   const Block block(*devices_, 0, kOdd);
   const Event event = devices_->new_event(0, Reach::kThisHost);
-  Gate gate;
-  gate.hold_up(*devices_, stream_);
-  const auto sent = pattern(kOdd, 5);
-  devices_->copy(stream_, block.data(), sent.data(), kOdd);
+  // Other memory of the processor may have the caller wait until it has been read.
+  void* const sent = devices_->allocate_host(kOdd);
+  std::memcpy(sent, pattern(kOdd, 5).data(), kOdd);
+  Gate gate(*devices_, stream_);
+  devices_->copy(stream_, block.data(), sent, kOdd);
   devices_->record(event, stream_);
   Process other("import", names_of(*devices_, GetParam(), block, event));
   EXPECT_TRUE(
       eventually([&] { return other.output().find("opened") != std::string::npos; }, seconds(30)));
   EXPECT_TRUE(other.running());  // it waits for the event
-  gate.is_open = true;
+  gate.open();
   const Process::End end = other.wait(seconds(30));
   EXPECT_EQ(end.status, 0) << end.output;
+  devices_->release_host(sent);
   devices_->end_event(event);
 }
 
@@ -333,10 +307,7 @@ int export_and_stay() {
   const Stream stream = devices->new_stream(0);
   const Block block(*devices, 0, kOdd);
   const Event event = devices->new_event(0, Reach::kThisHost);
-  Gate gate;
-  devices->then(stream, [&gate] {
-    while (!gate.is_open) std::this_thread::sleep_for(milliseconds(1));
-  });
+  const Gate gate(*devices, stream);
   devices->record(event, stream);
   std::cout << text_of(devices->name_event(event)) << std::endl;
   std::this_thread::sleep_for(seconds(60));

@@ -52,19 +52,4 @@ inline void run_nccl(int ranks, Millis timeout, const Body& body) {
   run_nccl_behind([](int, auto backend) { return backend; }, ranks, timeout, body);
 }
 
-// The calling thread's current stream of a device, not the default one, captures a CUDA graph, for
-// a block in run_nccl().
-class CapturedStream {
- public:
-  explicit CapturedStream(at::Device device) : device_(device) { begin(device_); }
-  ~CapturedStream() { end(device_); }
-  CapturedStream(const CapturedStream&) = delete;
-  CapturedStream& operator=(const CapturedStream&) = delete;
-
- private:
-  static void begin(at::Device device);
-  static void end(at::Device device);
-  const at::Device device_;
-};
-
 }  // namespace farspan::testing

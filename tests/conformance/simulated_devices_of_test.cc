@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <farspan/c10d/device/arrival.h>
 #include <farspan/c10d/device/simulated/simulated.h>
 
 #include "conformance/devices_of_test.h"
@@ -10,6 +11,12 @@ std::string why_no_devices() { return ""; }
 
 std::unique_ptr<device::Devices> make_devices(uint64_t seed) {
   return device::make_simulated_devices({.machine = "conformance", .seed = seed});
+}
+
+std::function<void()> hold_up(device::Devices& devices, device::Stream stream) {
+  const auto is_open = std::make_shared<device::Arrival>();
+  devices.then(stream, [is_open] { is_open->wait(Deadline::never()); });
+  return [is_open] { is_open->come(); };
 }
 
 int seeds() { return 8; }

@@ -191,6 +191,20 @@ TEST_P(LentDeviceTensors, ACallFailsWhenItsLineEndsBeforeItsArgumentsWereRead) {
   stalled.reset();
 }
 
+TEST_P(DeviceTensors, AreNotSentWhileAGraphIsCapturedOfTheirStream) {
+  const OnAnotherStream stream(accelerator(0));
+  const Tensor x = numbers(1).to(accelerator(0));
+  EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(1)));
+  {
+    const CapturedStream captured(accelerator(0));
+    const Error error = error_of([&] { w0().rpc_sync(1, copied, x); });
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rpc_sync device.copied on worker 'w1'"),
+                                    HasSubstr("a graph is being captured")));
+  }
+  EXPECT_TRUE(is(w0().rpc_sync(1, copied, x), numbers(1)));
+}
+
 TEST_P(DeviceTensors, ManyThreadsAtOnce) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {

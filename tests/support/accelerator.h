@@ -52,6 +52,21 @@ void settle_accelerator();
 // after 20 s.
 void hold_up_current_stream(at::Device device, Future<void> until);
 
+// The calling thread's current stream of a device, not the default one, captures a graph, for a
+// block. Simulated ones: all streams do, until the first of the blocks ends.
+class CapturedStream {
+ public:
+  explicit CapturedStream(at::Device device) : device_(device) { begin(device_); }
+  ~CapturedStream() { end(device_); }
+  CapturedStream(const CapturedStream&) = delete;
+  CapturedStream& operator=(const CapturedStream&) = delete;
+
+ private:
+  static void begin(at::Device device);
+  static void end(at::Device device);
+  const at::Device device_;
+};
+
 // Whether this process can open memory of others from now on; it can at first.
 void let_memory_be_opened(bool may);
 // Whether farspan gets pinned memory from now on, here; it does at first.

@@ -4,7 +4,6 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -23,8 +22,11 @@
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/device/cuda/cuda.h>
+#include <farspan/c10d/device/cuda/driver.h>
 #include <farspan/rpc/device/accelerator.h>
 #include <farspan/rpc/device/streams.h>
+
+#include "support/needs_gpu.h"
 
 namespace farspan::testing {
 namespace {
@@ -86,6 +88,7 @@ class WatchedDevices final : public device::Devices {
   void record(Event event, Stream stream) override { gpus_->record(event, stream); }
   void wait(Stream stream, Event event) override { gpus_->wait(stream, event); }
   bool has_come(Event event) override { return gpus_->has_come(event); }
+  bool is_captured(Stream stream) override { return gpus_->is_captured(stream); }
 
   device::MemoryName name_memory(void* base) override { return gpus_->name_memory(base); }
   void* open_memory(int device, const device::MemoryName& name) override {
@@ -156,15 +159,6 @@ class Flags {
       new (devices().allocate_host(kCount * sizeof(uint32_t))) std::atomic<uint32_t>[kCount] {};
 };
 
-PFN_cuStreamWaitValue32_v11070 wait_for_value() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function,
-                                                             11070, cudaEnableDefault, &found);
-  if (error != cudaSuccess || !function) throw std::runtime_error("no cuStreamWaitValue32");
-  return reinterpret_cast<PFN_cuStreamWaitValue32_v11070>(function);
-}
-
 constexpr Millis kMostHeldUp{20'000};
 
 // Unless `done` is ready by then.
@@ -187,7 +181,7 @@ void warm_up(at::Device device) {
 class NeedsGpus final : public ::testing::Environment {
  public:
   void SetUp() override {
-    const std::string why = device::why_no_cuda_devices();
+    const std::string why = why_no_gpu();
     if (!why.empty()) GTEST_SKIP() << "no GPU: " << why;
   }
 };
@@ -240,18 +234,27 @@ void settle_accelerator() {
 void hold_up_current_stream(at::Device device, Future<void> until) {
   warm_up(device);
   const c10::DeviceGuard guard(device);  // its default stream has no handle of its own
-  static const auto wait = wait_for_value();
   std::atomic<uint32_t>& flag = Flags::all().next();
   const Stream stream = current_stream(device);
-  const CUresult given = wait(static_cast<CUstream>(stream.handle),
-                              reinterpret_cast<CUdeviceptr>(&flag), 1, CU_STREAM_WAIT_VALUE_EQ);
-  if (given != CUDA_SUCCESS) {
-    throw std::runtime_error("cuStreamWaitValue32: error " + std::to_string(given));
-  }
+  const device::Driver& driver = device::Driver::get();
+  driver.check(driver.wait_value(static_cast<CUstream>(stream.handle),
+                                 reinterpret_cast<CUdeviceptr>(&flag), 1, CU_STREAM_WAIT_VALUE_EQ),
+               "cuStreamWaitValue32");
   std::thread([&flag, until] {
     if (!until.wait_for(kMostHeldUp)) std::fprintf(stderr, "a stream was held up for too long\n");
     flag.store(1);
   }).detach();
+}
+
+void CapturedStream::begin(at::Device device) {
+  const auto stream = static_cast<cudaStream_t>(current_stream(device).handle);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+}
+void CapturedStream::end(at::Device device) {
+  const auto stream = static_cast<cudaStream_t>(current_stream(device).handle);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
 }
 
 void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }

@@ -479,6 +479,9 @@ void hold_up_current_stream(at::Device device, Future<void> until) {
   devices().then(Guard::native(guard.getStream(device)), [until] { until.wait(); });
 }
 
+void CapturedStream::begin(at::Device) { devices().let_streams_be_captured(true); }
+void CapturedStream::end(at::Device) { devices().let_streams_be_captured(false); }
+
 void let_memory_be_opened(bool may) { devices().let_memory_be_opened(may); }
 
 void let_pinned_memory_be_had(bool may) { devices().let_host_memory_be_allocated(may); }

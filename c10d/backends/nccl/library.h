@@ -49,8 +49,6 @@ class Library {
   //   returns  false: it does not end, and needs abort()
   virtual bool end(Comm comm) noexcept = 0;
 
-  // Whether a graph of this stream is being captured.
-  virtual bool is_captured(device::Stream stream) = 0;
   // Whether NCCL reduces such elements so.
   virtual bool reduces(ReduceOp::Kind op, DType type) const noexcept = 0;
 

@@ -147,7 +147,7 @@ class NcclBackend final : public Backend, public std::enable_shared_from_this<Nc
 
 // Before other ranks hear of the call: so that it costs the group nothing.
 void NcclBackend::check_device(device::Stream stream) const {
-  if (library_->is_captured(stream)) {
+  if (library_->devices()->is_captured(stream)) {
     throw Error(Code::kInvalidArgument, "a CUDA graph is being captured on the current stream")
         .advice(
             "what ranks do together cannot be part of one: call it before or after the capture");

@@ -1,130 +1,45 @@
 #include <farspan/c10d/device/cuda/cuda.h>
 
-#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <list>
+#include <new>
+#include <random>
 #include <unordered_map>
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/arrival.h>
+#include <farspan/c10d/device/cuda/driver.h>
+#include <farspan/c10d/device/shared_event.h>
 
 namespace farspan::device {
 namespace {
 
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(MemoryName));
-static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(EventName));
 
-Code code_of(cudaError_t error) noexcept {
-  switch (error) {
-    case cudaErrorMemoryAllocation:
-      return Code::kOverloaded;
-    case cudaErrorInvalidValue:
-    case cudaErrorInvalidDevice:
-    case cudaErrorInvalidResourceHandle:
-      return Code::kInvalidArgument;
-    default:
-      return Code::kUnavailable;
-  }
-}
+// An event of this process is CUDA's own. One that others wait for has a word in memory which they
+// share, too, written and waited for by devices: what CUDA offers for that (cudaIpcGetEventHandle)
+// may never come when the process that made it has ended.
+struct CudaEvent {
+  cudaEvent_t local = nullptr;          // null: it is another process's
+  std::shared_ptr<SharedEvent> shared;  // null: it is of this process only
+  CUdeviceptr words = 0;                // as devices see the shared memory
 
-void check(cudaError_t error, const char* function) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // or the next call that LibTorch checks would report it as its own
-  Error failed(code_of(error),
-               std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
-  throw failed.operation(function).advice(
-      error == cudaErrorMemoryAllocation
-          ? "release memory of the device"
-          : "look at what the driver has logged (dmesg, nvidia-smi)");
-}
-
-// Of what must not throw: an error of it is nobody's, also not LibTorch's.
-void forgive(cudaError_t error) noexcept {
-  if (error != cudaSuccess) cudaGetLastError();
-}
-
-// For as long as this lives, the calling thread does not break the capture of a graph by another
-// one: much that allocates, makes or asks does, where a capture is as strict as it is by default.
-class BesideCaptures {
- public:
-  BesideCaptures() noexcept { exchange(); }
-  ~BesideCaptures() { exchange(); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  void exchange() noexcept { forgive(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-// The calling thread's current device, for as long as this lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device == before_) return;
-    check(cudaSetDevice(device), "cudaSetDevice");
-    has_changed_ = true;
-  }
-  ~OnDevice() {
-    if (has_changed_) forgive(cudaSetDevice(before_));  // else that would make a context of it
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  const BesideCaptures beside_;
-  int before_ = 0;
-  bool has_changed_ = false;
-};
-
-// Of the driver, which is not linked: a machine without one runs all that needs none.
-template <class Function>
-Function driver_function(const char* name, unsigned version) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found),
-        name);
-  if (found == cudaDriverEntryPointSuccess && function) {
-    return reinterpret_cast<Function>(function);
-  }
-  throw Error(Code::kUnavailable, std::string("this driver has no ") + name)
-      .advice("install a newer driver");
-}
-
-struct Driver {
-  PFN_cuDeviceGetUuid_v11040 uuid =
-      driver_function<PFN_cuDeviceGetUuid_v11040>("cuDeviceGetUuid", 11040);
-  PFN_cuPointerGetAttributes_v7000 attributes =
-      driver_function<PFN_cuPointerGetAttributes_v7000>("cuPointerGetAttributes", 7000);
-  PFN_cuGetErrorName_v6000 error_name =
-      driver_function<PFN_cuGetErrorName_v6000>("cuGetErrorName", 6000);
-  PFN_cuGetErrorString_v6000 error_string =
-      driver_function<PFN_cuGetErrorString_v6000>("cuGetErrorString", 6000);
-
-  void check(CUresult result, const char* function) const {
-    if (result == CUDA_SUCCESS) return;
-    const char *name = nullptr, *text = nullptr;
-    error_name(result, &name);
-    error_string(result, &text);
-    const bool is_argument = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_FOUND;
-    throw Error(is_argument ? Code::kInvalidArgument : Code::kUnavailable,
-                std::string(name ? name : "unknown error") + ": " + (text ? text : "no text"))
-        .operation(function)
-        .advice("look at what the driver has logged (dmesg, nvidia-smi)");
-  }
+  CUdeviceptr word_of(uint32_t record) const noexcept { return words + shared->offset_of(record); }
 };
 
 cudaStream_t raw(Stream stream) noexcept { return static_cast<cudaStream_t>(stream.handle); }
-cudaEvent_t raw(Event event) noexcept { return static_cast<cudaEvent_t>(event); }
+CudaEvent& of(Event event) noexcept { return *static_cast<CudaEvent*>(event); }
 
 class CudaDevices final : public Devices {
  public:
+  ~CudaDevices() override;
+
   std::string_view kind() const noexcept override { return "cuda"; }
   int count() const override {
     int count = 0;
@@ -141,17 +56,17 @@ class CudaDevices final : public Devices {
     return memory;
   }
   void release(void* memory) noexcept override {
-    const BesideCaptures beside;
+    const OnDevice on;
     forgive(cudaFree(memory));
   }
   void* allocate_host(size_t bytes) override {
-    const BesideCaptures beside;
+    const OnDevice on;
     void* memory = nullptr;
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc");
     return memory;
   }
   void release_host(void* memory) noexcept override {
-    const BesideCaptures beside;
+    const OnDevice on;
     forgive(cudaFreeHost(memory));
   }
   Region region_of(const void* address) const override;
@@ -163,7 +78,7 @@ class CudaDevices final : public Devices {
     return {device, stream};
   }
   void end_stream(Stream stream) noexcept override {
-    const BesideCaptures beside;
+    const OnDevice on;
     forgive(cudaStreamDestroy(raw(stream)));
   }
   void copy(Stream stream, void* to, const void* from, size_t bytes) override {
@@ -177,76 +92,59 @@ class CudaDevices final : public Devices {
     return arrival->wait(deadline);
   }
 
-  Event new_event(int device, Reach reach) override {
-    const OnDevice on(device);
-    const unsigned flags =
-        cudaEventDisableTiming | (reach == Reach::kThisHost ? cudaEventInterprocess : 0U);
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate");
-    return event;
-  }
-  void end_event(Event event) noexcept override {
-    const BesideCaptures beside;
-    forgive(cudaEventDestroy(raw(event)));
-  }
-  void record(Event event, Stream stream) override {
+  bool is_captured(Stream stream) override {
     const OnDevice on(stream.device);
-    check(cudaEventRecord(raw(event), raw(stream)), "cudaEventRecord");
-  }
-  void wait(Stream stream, Event event) override {
-    const OnDevice on(stream.device);
-    check(cudaStreamWaitEvent(raw(stream), raw(event), cudaEventWaitDefault),
-          "cudaStreamWaitEvent");
-  }
-  bool has_come(Event event) override {
-    const BesideCaptures beside;
-    const cudaError_t state = cudaEventQuery(raw(event));
-    if (state == cudaErrorNotReady) return cudaGetLastError(), false;
-    check(state, "cudaEventQuery");
-    return true;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaError_t error = cudaStreamIsCapturing(raw(stream), &status);
+    // The default stream, while one that it waits for is captured.
+    if (error == cudaErrorStreamCaptureImplicit) return cudaGetLastError(), true;
+    check(error, "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
   }
 
+  Event new_event(int device, Reach reach) override;
+  void end_event(Event event) noexcept override;
+  void record(Event event, Stream stream) override;
+  void wait(Stream stream, Event event) override;
+  bool has_come(Event event) override;
+
   MemoryName name_memory(void* base) override {
-    const BesideCaptures beside;
+    const OnDevice on(region_of(base).device);
     cudaIpcMemHandle_t handle;
     check(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
-    return bytes_of<MemoryName>(handle);
+    MemoryName name;
+    std::memcpy(&name, &handle, sizeof handle);
+    return name;
   }
   void* open_memory(int device, const MemoryName& name) override;
   void close_memory(void* opened) noexcept override;
   EventName name_event(Event event) override {
-    const BesideCaptures beside;
-    cudaIpcEventHandle_t handle;
-    check(cudaIpcGetEventHandle(&handle, raw(event)), "cudaIpcGetEventHandle");
-    return bytes_of<EventName>(handle);
+    if (of(event).shared) return of(event).shared->name();
+    throw Error(Code::kInvalidArgument, "this event is of one process only");
   }
-  Event open_event(int device, const EventName& name) override {
-    const OnDevice on(device);
-    cudaIpcEventHandle_t handle;
-    std::memcpy(&handle, name.data(), sizeof handle);
-    cudaEvent_t event = nullptr;
-    check(cudaIpcOpenEventHandle(&event, handle), "cudaIpcOpenEventHandle");
-    return event;
-  }
+  Event open_event(int device, const EventName& name) override;
 
  private:
   struct Opened {
     int device;
     int times;
   };
-  template <class Name, class Handle>
-  static Name bytes_of(const Handle& handle) noexcept {
-    Name name;
-    std::memcpy(name.data(), &handle, sizeof handle);
-    return name;
-  }
+  // Has devices see its shared memory.
+  static void share(CudaEvent& event);
+  static void unshare(const CudaEvent& event) noexcept;
+  // Of what has ended: what no device will write any more.
+  void take_written_locked(std::list<std::unique_ptr<CudaEvent>>& done) noexcept
+      FARSPAN_REQUIRES(mutex_);
 
-  const Driver driver_{};
+  const uint64_t instance_ = uint64_t{std::random_device()()} << 32 | std::random_device()();
+  const Driver& driver_ = Driver::get();
+  DeathWatch deaths_;
   mutable Mutex mutex_;
+  std::list<std::unique_ptr<CudaEvent>> ended_ FARSPAN_GUARDED_BY(mutex_);  // but written still
   std::unordered_map<void*, Opened> opened_ FARSPAN_GUARDED_BY(mutex_);
 };
 
-// As nvidia-smi writes it.
+// As nvidia-smi writes it (but for instances of MIG, which it calls otherwise).
 std::string CudaDevices::uuid(int device) const {
   CUuuid uuid;
   driver_.check(driver_.uuid(&uuid, device), "cuDeviceGetUuid");
@@ -283,6 +181,137 @@ Region CudaDevices::region_of(const void* address) const {
   MutexLock lock(mutex_);
   if (opened_.count(region.base) > 0) region.can_be_named = false;
   return region;
+}
+
+void CudaDevices::share(CudaEvent& event) {
+  const SharedEvent& shared = *event.shared;
+  check(cudaHostRegister(shared.memory(), shared.bytes(),
+                         cudaHostRegisterPortable | cudaHostRegisterMapped),
+        "cudaHostRegister");
+  void* seen = nullptr;
+  const cudaError_t error = cudaHostGetDevicePointer(&seen, shared.memory(), 0);
+  event.words = reinterpret_cast<CUdeviceptr>(seen);
+  if (error == cudaSuccess) return;
+  unshare(event);
+  check(error, "cudaHostGetDevicePointer");
+}
+
+void CudaDevices::unshare(const CudaEvent& event) noexcept {
+  forgive(cudaHostUnregister(event.shared->memory()));
+}
+
+Event CudaDevices::new_event(int device, Reach reach) {
+  const OnDevice on(device);
+  auto event = std::make_unique<CudaEvent>();
+  if (reach == Reach::kThisHost) {
+    event->shared = std::make_shared<SharedEvent>(instance_, reach);
+    share(*event);
+  }
+  const cudaError_t error = cudaEventCreateWithFlags(&event->local, cudaEventDisableTiming);
+  if (error != cudaSuccess && event->shared) unshare(*event);
+  check(error, "cudaEventCreate");
+  return event.release();
+}
+
+Event CudaDevices::open_event(int device, const EventName& name) {
+  const OnDevice on(device);
+  auto event = std::make_unique<CudaEvent>();
+  event->shared = std::make_shared<SharedEvent>(instance_, name);
+  share(*event);
+  try {
+    deaths_.add(event->shared);
+  } catch (...) {
+    unshare(*event);
+    throw;
+  }
+  return event.release();
+}
+
+// What a device is to write still stays until it has.
+void CudaDevices::end_event(Event ended) noexcept {
+  const OnDevice on;
+  std::list<std::unique_ptr<CudaEvent>> done;
+  std::unique_ptr<CudaEvent> event(&of(ended));
+  if (event->local) {
+    const cudaError_t state = cudaEventQuery(event->local);
+    forgive(state);
+    const bool has_failed = state != cudaSuccess && state != cudaErrorNotReady;
+    if (event->shared && has_failed) event->shared->come_all();
+    forgive(cudaEventDestroy(event->local));
+  }
+  if (!event->shared) return;
+  if (!event->local) deaths_.remove(event->shared);
+  std::list<std::unique_ptr<CudaEvent>> mine;
+  try {
+    mine.push_back(std::move(event));
+  } catch (const std::bad_alloc&) {
+    return static_cast<void>(event.release());  // better than that a device writes what is no more
+  }
+  {
+    MutexLock lock(mutex_);
+    ended_.splice(ended_.end(), mine);
+    take_written_locked(done);
+  }
+  for (const auto& one : done) unshare(*one);
+}
+
+void CudaDevices::take_written_locked(std::list<std::unique_ptr<CudaEvent>>& done) noexcept {
+  for (auto one = ended_.begin(); one != ended_.end();) {
+    const auto here = one++;
+    const SharedEvent& shared = *(*here)->shared;
+    if (!shared.is_own() || shared.has_all_come()) done.splice(done.end(), ended_, here);
+  }
+}
+
+// What a device is to write still is left to the end of the process.
+CudaDevices::~CudaDevices() {
+  const OnDevice on;
+  std::list<std::unique_ptr<CudaEvent>> done;
+  MutexLock lock(mutex_);
+  take_written_locked(done);
+  for (const auto& one : done) unshare(*one);
+  for (auto& one : ended_) static_cast<void>(one.release());
+}
+
+void CudaDevices::record(Event event, Stream stream) {
+  const OnDevice on(stream.device);
+  const CudaEvent& one = of(event);
+  if (!one.local) {
+    throw Error(Code::kInvalidArgument, "an event of another process cannot be recorded here");
+  }
+  if (one.shared) {  // the word first: it has been written when the local one has come
+    const uint32_t number = one.shared->record();
+    const CUresult given = driver_.write_value(raw(stream), one.word_of(number), number,
+                                               CU_STREAM_WRITE_VALUE_DEFAULT);
+    if (given != CUDA_SUCCESS) one.shared->come(number);  // nobody is to wait for what is not there
+    driver_.check(given, "cuStreamWriteValue32");
+  }
+  check(cudaEventRecord(one.local, raw(stream)), "cudaEventRecord");
+}
+
+void CudaDevices::wait(Stream stream, Event event) {
+  const OnDevice on(stream.device);
+  const CudaEvent& one = of(event);
+  if (one.local) {
+    return check(cudaStreamWaitEvent(raw(stream), one.local, cudaEventWaitDefault),
+                 "cudaStreamWaitEvent");
+  }
+  // Should its process end now, deaths_ writes the word.
+  const uint32_t number = one.shared->last_record();
+  if (one.shared->has_come(number)) return;
+  driver_.check(
+      driver_.wait_value(raw(stream), one.word_of(number), number, CU_STREAM_WAIT_VALUE_GEQ),
+      "cuStreamWaitValue32");
+}
+
+bool CudaDevices::has_come(Event event) {
+  const OnDevice on;
+  const CudaEvent& one = of(event);
+  if (!one.local) return one.shared->has_come(one.shared->last_record());
+  const cudaError_t state = cudaEventQuery(one.local);
+  if (state == cudaErrorNotReady) return cudaGetLastError(), false;
+  check(state, "cudaEventQuery");
+  return true;
 }
 
 // By this function, since the one that replaces it is not called when the device has failed.

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
-#include <farspan/c10d/device/simulated/name.h>
 #include <farspan/c10d/device/simulated/simulated.h>
 
 namespace farspan::device {
@@ -67,7 +66,7 @@ std::byte* SimulatedMemory::allocate(int device, size_t bytes, bool can_be_named
         .advice("release memory there");
   }
   const uint64_t id = ++last_id_;
-  auto memory = net::SharedMemory::create(size, Name::file(kMemory, instance_, id));
+  auto memory = net::SharedMemory::create(size, HostName::file(kMemory, instance_, id));
   std::byte* const base = reserve_locked(size);
   allocated += size;
   blocks_.emplace(
@@ -122,18 +121,19 @@ MemoryName SimulatedMemory::name(void* base) const {
   if (!block || block->region.base != base || !block->region.can_be_named) {
     throw no_such("allocation that can be named");
   }
-  return Name{getpid(),
-              block->memory.descriptor(),
-              instance_,
-              block->region.id,
-              block->region.bytes,
-              numbers_[static_cast<size_t>(block->region.device)]}
+  return HostName{getpid(),
+                  block->memory.descriptor(),
+                  instance_,
+                  block->region.id,
+                  block->region.bytes,
+                  numbers_[static_cast<size_t>(block->region.device)],
+                  reinterpret_cast<uint64_t>(block->region.base)}
       .to_bytes();
 }
 
 std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
   check(device);
-  const Name name = Name::from(bytes, kMemory, instance_);
+  const HostName name = HostName::from(bytes, kMemory, instance_);
   if (std::ranges::find(numbers_, name.device) == numbers_.end()) {
     throw Error(Code::kUnavailable,
                 "memory of a device that this process does not see cannot be opened");
@@ -145,14 +145,27 @@ std::byte* SimulatedMemory::open(int device, const MemoryName& bytes) {
     ++block->times_opened;
     return block->region.base;
   }
+  check_place_locked(device, name);
   net::SharedMemory memory = name.open(kMemory);
   memory.close_descriptor();
   std::byte* const base = reserve_locked(name.bytes);
   blocks_.emplace(base, std::make_shared<Block>(Block{{device, base, name.bytes, ++last_id_, false},
                                                       std::move(memory),
                                                       {name.instance, name.id},
+                                                      name.base,
                                                       1}));
   return base;
+}
+
+// As CUDA does, which maps another process's memory by where it lies there.
+void SimulatedMemory::check_place_locked(int device, const HostName& name) const {
+  for (const auto& [base, block] : blocks_) {
+    if (block->times_opened == 0 || block->maker.first != name.instance) continue;
+    const bool is_beside = block->base_there >= name.base + name.bytes ||
+                           name.base >= block->base_there + block->region.bytes;
+    if (block->region.device != device || is_beside) continue;
+    throw Error(Code::kUnavailable, "memory that was there before is mapped still");
+  }
 }
 
 bool SimulatedMemory::close(void* opened) noexcept {

@@ -15,6 +15,7 @@
 
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/devices.h>
+#include <farspan/c10d/device/host_name.h>
 #include <farspan/c10d/net/shared_memory.h>
 
 namespace farspan::device {
@@ -57,8 +58,10 @@ class SimulatedMemory {
   struct Block {
     Region region;
     net::SharedMemory memory;
+    // Of what was opened: whose it is, and where it lies there.
     std::pair<uint64_t, uint64_t> maker;  // its instance, and the id there
-    int times_opened = 0;                 // 0: it is of this process
+    uint64_t base_there = 0;
+    int times_opened = 0;  // 0: it is of this process
   };
   using Blocks = std::map<const std::byte*, std::shared_ptr<Block>>;
 
@@ -66,6 +69,8 @@ class SimulatedMemory {
   std::byte* reserve_locked(size_t bytes) FARSPAN_REQUIRES(mutex_);
   std::shared_ptr<Block> block_of_locked(const void* address) const FARSPAN_REQUIRES(mutex_);
   bool is_reserved_locked(const void* address) const FARSPAN_REQUIRES(mutex_);
+  //   throws  Error kUnavailable: what that process had there before is open still
+  void check_place_locked(int device, const HostName& name) const FARSPAN_REQUIRES(mutex_);
   void forget_locked(const Block& block) FARSPAN_REQUIRES(mutex_);
 
   const std::vector<int> numbers_;

@@ -14,6 +14,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/mutex.h>
 #include <farspan/c10d/device/arrival.h>
+#include <farspan/c10d/device/shared_event.h>
 #include <farspan/c10d/device/simulated/memory.h>
 #include <farspan/c10d/device/simulated/stream.h>
 
@@ -114,10 +115,12 @@ class Simulation final : public SimulatedDevices {
     streams_.get(stream.handle)->add(std::move(done));
   }
   bool synchronize(Stream stream, Deadline deadline) override;
+  void let_streams_be_captured(bool are) override { are_captured_.store(are); }
+  bool is_captured(Stream) override { return are_captured_; }
 
   Event new_event(int device, Reach reach) override {
     use(device);
-    return events_.add(std::make_shared<SimulatedEvent>(instance_, reach));
+    return events_.add(std::make_shared<SharedEvent>(instance_, reach));
   }
   void end_event(Event event) noexcept override {
     if (!events_.remove(event)) note("end of what is no event");
@@ -142,7 +145,7 @@ class Simulation final : public SimulatedDevices {
   EventName name_event(Event event) override { return events_.get(event)->name(); }
   Event open_event(int device, const EventName& name) override {
     use(device);
-    return events_.add(std::make_shared<SimulatedEvent>(instance_, name));
+    return events_.add(std::make_shared<SharedEvent>(instance_, name));
   }
 
   std::vector<std::string> faults() const override {
@@ -180,11 +183,11 @@ class Simulation final : public SimulatedDevices {
   SimulatedMemory memory_;
   std::vector<std::atomic<bool>> used_;  // by device
   std::atomic<uint64_t> made_{0};
-  std::atomic<bool> may_open_{true}, may_allocate_host_{true};
+  std::atomic<bool> may_open_{true}, may_allocate_host_{true}, are_captured_{false};
   mutable Mutex mutex_;
   std::vector<std::string> faults_ FARSPAN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<SimulatedStream>> ended_ FARSPAN_GUARDED_BY(mutex_);
-  Handles<SimulatedEvent> events_{"event"};
+  Handles<SharedEvent> events_{"event"};
   Handles<SimulatedStream> streams_{"stream"};  // first to go: they use what is above
 };
 
@@ -226,13 +229,13 @@ void Simulation::record(Event event, Stream stream) {
     throw Error(Code::kInvalidArgument, "an event of another process cannot be recorded here");
   }
   const auto on = streams_.get(stream.handle);
-  const uint64_t record = known->record();
+  const uint32_t record = known->record();
   on->add([known, record] { known->come(record); });
 }
 
 void Simulation::wait(Stream stream, Event event) {
   const auto known = events_.get(event);
-  const uint64_t record = known->last_record();
+  const uint32_t record = known->last_record();
   streams_.get(stream.handle)->add([known, record] {
     while (!known->has_come(record)) std::this_thread::sleep_for(kBetweenLooks);
   });

@@ -40,6 +40,9 @@ class SimulatedDevices : public Devices {
   // The same of allocate_host().
   virtual void let_host_memory_be_allocated(bool may) = 0;
 
+  // What is_captured() says from now on, of all streams.
+  virtual void let_streams_be_captured(bool are) = 0;
+
   // What one must not do and a device does not notice: memory used after it was released, or that
   // is no memory. Nothing is copied then.
   virtual std::vector<std::string> faults() const = 0;

@@ -1,28 +1,12 @@
 #include <farspan/c10d/device/simulated/stream.h>
 
-#include <poll.h>
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <new>
-#include <string>
 #include <utility>
 
 #include <farspan/c10d/base/error.h>
 
 namespace farspan::device {
-namespace {
-
-const std::string kEvent = "event";
-
-uint64_t next_id() noexcept {
-  static std::atomic<uint64_t> last{0};
-  return ++last;
-}
-
-}  // namespace
-
 SimulatedStream::SimulatedStream(uint64_t seed, std::chrono::microseconds most_late)
     : most_late_(most_late), random_(seed), thread_([this] { run(); }) {}
 
@@ -73,54 +57,6 @@ void SimulatedStream::run() {
     be_late();
     work();
   }
-}
-
-SimulatedEvent::SimulatedEvent(uint64_t instance, Reach reach)
-    : reach_(reach),
-      instance_(instance),
-      id_(next_id()),
-      memory_(net::SharedMemory::create(sizeof(Words), Name::file(kEvent, instance_, id_))) {
-  new (memory_.data()) Words;
-}
-
-SimulatedEvent::SimulatedEvent(const Name& name)
-    : reach_(Reach::kThisHost),
-      instance_(name.instance),
-      maker_(static_cast<int>(syscall(SYS_pidfd_open, name.process, 0))),
-      id_(name.id),
-      memory_(name.open(kEvent)) {
-  if (!maker_) throw Error(Code::kUnavailable, "the process of that event has ended");
-  if (memory_.size() != sizeof(Words)) throw Error(Code::kCorrupt, "that is no event");
-}
-
-SimulatedEvent::SimulatedEvent(uint64_t instance, const EventName& name)
-    : SimulatedEvent(Name::from(name, kEvent, instance)) {}
-
-SimulatedEvent::Words& SimulatedEvent::words() const noexcept {
-  return *std::launder(reinterpret_cast<Words*>(memory_.data()));
-}
-
-EventName SimulatedEvent::name() const {
-  if (reach_ != Reach::kThisHost || !is_own()) {
-    throw Error(Code::kInvalidArgument, "this event is of one process only, or of another one");
-  }
-  return Name{getpid(), memory_.descriptor(), instance_, id_, sizeof(Words)}.to_bytes();
-}
-
-uint64_t SimulatedEvent::record() noexcept { return words().recorded.fetch_add(1) + 1; }
-void SimulatedEvent::come(uint64_t record) noexcept {
-  std::atomic<uint64_t>& word = words().of(record);
-  uint64_t before = word.load();
-  while (before < record && !word.compare_exchange_weak(before, record)) {
-  }
-}
-uint64_t SimulatedEvent::last_record() const noexcept { return words().recorded.load(); }
-
-bool SimulatedEvent::has_come(uint64_t record) const noexcept {
-  if (words().of(record).load() >= record) return true;
-  if (is_own()) return false;
-  pollfd process{maker_.get(), POLLIN, 0};
-  return poll(&process, 1, 0) > 0;  // it has ended, whether or not anybody has taken note
 }
 
 }  // namespace farspan::device

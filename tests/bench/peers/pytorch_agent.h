@@ -55,6 +55,8 @@ inline std::shared_ptr<rpc::TensorPipeAgent> start_agent(
   for (const c10::Device& device : chosen.devices) {
     maps["worker" + std::to_string(1 - rank)].emplace(device, device);
   }
+  // Else its allocator is not there when the first tensor comes.
+  if (!chosen.devices.empty()) at::globalContext().lazyInitDevice(chosen.devices[0].type());
   const rpc::TensorPipeRpcBackendOptions options(kAgentThreads, chosen.transports, chosen.channels,
                                                  kTimeout_s, "env://", maps, chosen.devices);
   auto agent = std::make_shared<rpc::TensorPipeAgent>(

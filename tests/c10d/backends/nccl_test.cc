@@ -375,11 +375,11 @@ TEST_F(NcclTest, RefusesWhatWouldCostTheGroupBeforeOthersHearOfIt) {
     EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
     EXPECT_THAT(error.what(), HasSubstr("the group's communicator on device"));
   });
-  library->set_capturing(true);
+  devices->let_streams_be_captured(true);
   const Error error = error_of([&] { ranks[0].backend->check_device(ranks[0].stream); });
   EXPECT_EQ(error.code(), Code::kInvalidArgument) << error.what();
   EXPECT_THAT(error.what(), HasSubstr("CUDA graph"));
-  library->set_capturing(false);
+  devices->let_streams_be_captured(false);
   EXPECT_EQ(ranks[0].backend->why_not_on_device(ReduceOp::kSum, DType::FLOAT32), "");
   EXPECT_EQ(ranks[0].backend->why_not_on_device(ReduceOp::kBand, DType::INT64),
             "NCCL has no BAND of int64");

@@ -18,6 +18,7 @@
 #include <farspan/c10d/base/error.h>
 #include <farspan/c10d/base/log.h>
 #include <farspan/c10d/base/mutex.h>
+#include <farspan/c10d/device/cuda/driver.h>
 
 namespace farspan::dist::nccl {
 namespace {
@@ -30,35 +31,6 @@ constexpr Micros kLongestPause{500};
 // the driver does not return.
 constexpr Millis kToLeave{1000};
 constexpr Millis kToFinalize{5000};
-
-void check(cudaError_t error, const char* function) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // or the next call that LibTorch checks would report it as its own
-  throw Error(Code::kUnavailable,
-              std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error))
-      .operation(function)
-      .advice("look at what the driver has logged (dmesg, nvidia-smi)");
-}
-
-// The calling thread's current device, for as long as this lives. Not set back without need: that
-// would make a context on a device which this process may not use at all. What ends a communicator
-// sets the device by itself.
-class OnDevice {
- public:
-  explicit OnDevice(int device) : device_(device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~OnDevice() {
-    if (device_ != before_) cudaSetDevice(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  const int device_;
-  int before_ = 0;
-};
 
 //   comm  null: of none
 Error error_of(ncclResult_t result, const char* function, ncclComm_t comm) {
@@ -275,15 +247,6 @@ class NcclLibrary final : public Library {
   void abort(Comm comm) noexcept override;
   bool end(Comm comm) noexcept override;
 
-  bool is_captured(device::Stream stream) override {
-    const OnDevice on(stream.device);
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    const cudaError_t error = cudaStreamIsCapturing(raw(stream), &status);
-    // The default stream, while one that it waits for is captured.
-    if (error == cudaErrorStreamCaptureImplicit) return cudaGetLastError(), true;
-    check(error, "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
-  }
   bool reduces(ReduceOp::Kind op, DType type) const noexcept override {
     return as_nccl(op, type).has_value();
   }
@@ -360,7 +323,7 @@ class NcclLibrary final : public Library {
 };
 
 Comm NcclLibrary::begin(const UniqueId& id, int device, int rank, int ranks) {
-  const OnDevice on(device);
+  const device::OnDevice on(device);
   ncclUniqueId raw_id;
   std::memcpy(&raw_id, id.data(), sizeof raw_id);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -410,7 +373,7 @@ void NcclLibrary::call(Comm comm, const char* function, const Call& call) {
   } else if (!is_known) {
     group.used.emplace_back(member, function);  // until group_end(), whatever happens
   }
-  const OnDevice on(member->device());
+  const device::OnDevice on(member->device());
   check(call(member->comm()), function, member->comm());
   if (alone) settle(*member, function);
 }

@@ -116,7 +116,6 @@ class Simulation final : public SimulatedLibrary {
   State state(Comm comm) override;
   void abort(Comm comm) noexcept override;
   bool end(Comm comm) noexcept override;
-  bool is_captured(Stream) override { return capturing_; }
   bool reduces(ReduceOp::Kind op, DType type) const noexcept override {
     return as_nccl(op, type).has_value();
   }
@@ -149,7 +148,6 @@ class Simulation final : public SimulatedLibrary {
     MutexLock lock(mutex_);
     ends_fail_ = true;
   }
-  void set_capturing(bool capturing) override { capturing_ = capturing; }
 
   size_t communicators() const override {
     MutexLock lock(mutex_);
@@ -207,7 +205,6 @@ class Simulation final : public SimulatedLibrary {
   }
 
   const std::shared_ptr<device::Devices> devices_;
-  std::atomic<bool> capturing_{false};
   mutable Mutex mutex_;
   std::unordered_map<Comm, MemberPtr> members_ FARSPAN_GUARDED_BY(mutex_);
   size_t aborted_ FARSPAN_GUARDED_BY(mutex_) = 0;

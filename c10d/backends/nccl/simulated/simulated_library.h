@@ -31,8 +31,6 @@ class SimulatedLibrary : public Library {
   virtual void hold_aborts(Future<void> until) = 0;
   // From now on no end() ends anything.
   virtual void let_ends_fail() = 0;
-  // What is_captured() says.
-  virtual void set_capturing(bool capturing) = 0;
 
   // Communicators: those that are there, those that abort() has ended, all that begin() has made.
   virtual size_t communicators() const = 0;

@@ -1,7 +1,7 @@
 // farspan: RPC, remote references and distributed autograd for LibTorch. BSD-3-Clause.
 //
-// Name: what the names of simulated memory and events hold, and how another process opens what they
-// stand for.
+// HostName: what names of memory that processes share hold, and how another process of this host
+// opens what they stand for.
 #pragma once
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 namespace farspan::device {
 
 // Threading: a value.
-struct Name {
+struct HostName {
   using Bytes = std::array<std::byte, 64>;
 
   pid_t process;
@@ -29,10 +29,12 @@ struct Name {
   uint64_t instance;  // of the devices that it is of
   uint64_t id;        // among theirs
   uint64_t bytes;
-  int32_t device = 0;  // of memory: its number on the machine
+  // Of a simulated device's memory: the device's number on the machine, and where it lies there.
+  int32_t device = 0;
+  uint64_t base = 0;
 
   Bytes to_bytes() const noexcept {
-    static_assert(sizeof(Name) <= sizeof(Bytes));
+    static_assert(sizeof(HostName) <= sizeof(Bytes));
     Bytes all{};
     std::memcpy(all.data(), this, sizeof *this);
     return all;
@@ -40,8 +42,8 @@ struct Name {
   //   what      "memory" or "event"
   //   instance  of the devices that are to open it
   //   throws    Error kInvalidArgument: it is their own
-  static Name from(const Bytes& all, const std::string& what, uint64_t instance) {
-    Name name;
+  static HostName from(const Bytes& all, const std::string& what, uint64_t instance) {
+    HostName name;
     std::memcpy(&name, all.data(), sizeof name);
     if (name.instance != instance) return name;
     throw Error(Code::kInvalidArgument, "a process cannot open " + what + " of its own");
