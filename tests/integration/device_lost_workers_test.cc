@@ -131,6 +131,9 @@ TEST_P(LostDeviceWorkers, LeaveNothingBehindWhenTheyAreKilledAtAnyMoment) {
 TEST_P(LostDeviceWorkers, LeaveTheirEventsToTheNextCallsOfWhoIsLeft) {
   start_processes({.workers = 4});
   auto& room = dynamic_cast<DeviceRoom&>(*w0().device_carrier());
+  // As many as may have been in use at once: one for each that lends, and one for each way that was
+  // tried when the workers got their lines.
+  const size_t most = Callers::kThreads + 3 * static_cast<size_t>(accelerators());
   for (const int rank : {1, 2, 3}) {
     Callers callers(w0(), rank);
     EXPECT_TRUE(eventually([&] { return callers.calls() > 50; }, 30s));
@@ -141,7 +144,7 @@ TEST_P(LostDeviceWorkers, LeaveTheirEventsToTheNextCallsOfWhoIsLeft) {
       return room.exports().kept() == 0 && accelerator_use().events == room.exports().events();
     })) << accelerator_use().events
         << " events, " << room.exports().kept() << " exports";
-    EXPECT_LE(room.exports().events(), size_t{Callers::kThreads}) << "one for each that lends";
+    EXPECT_LE(room.exports().events(), most);
   }
 }
 
