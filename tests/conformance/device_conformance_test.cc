@@ -297,6 +297,7 @@ TEST_P(Device, AnotherProcessReadsItsMemoryBehindItsEvent) {
   gate.open();
   const Process::End end = other.wait(seconds(30));
   EXPECT_EQ(end.status, 0) << end.output;
+  ASSERT_TRUE(devices_->synchronize(stream_, Deadline::after(seconds(20))));
   devices_->release_host(sent);
   devices_->end_event(event);
 }
