@@ -33,8 +33,8 @@ struct ImportCounters {
 };
 
 // Regions are told apart by their ids: what another process allocates at an address after it has
-// released what was there is another one. Both cannot be open at once: drivers map them by where
-// they lie there, or give the first one again. So what is open still of such a place is closed.
+// released what was there is another one. Both cannot be open at once, where the
+// driver maps them by where they lie there. So what is open still of such a place is closed.
 //
 // Threading: every method from any thread.
 // Lifetime:  the devices outlive it.

@@ -220,16 +220,16 @@ DeviceRoom::Ways DeviceRoom::default_ways(int peer) const {
 
 void DeviceRoom::try_ways(int peer) {
   using Which = DeviceRoutes::Which;
-  worker_.messenger().run([weak = weak_from_this(), peer] {
-    const auto try_them = [&](const Ways& ways, Which which) {
+  std::vector<std::pair<Which, Ways>> all{{Which::kAny, mapped_ways(peer)},
+                                          {Which::kInUse, default_ways(peer)}};
+  std::erase_if(all, [](const auto& some) { return some.second.empty(); });
+  if (all.empty()) return;
+  worker_.messenger().run([weak = weak_from_this(), peer, all = std::move(all)] {
+    for (const auto& [which, ways] : all) {
       for (const auto& [here, there] : ways) {
         if (const auto self = weak.lock()) self->routes_.try_early(peer, here, there, which);
       }
-    };
-    const auto self = weak.lock();
-    if (!self) return;
-    try_them(self->mapped_ways(peer), Which::kAny);
-    try_them(self->default_ways(peer), Which::kInUse);
+    }
   });
 }
 

@@ -119,7 +119,6 @@ void run_with(DeviceRoom& room, agent::Request request,
       [asked](const Error& why) { asked->fail(why); });
 }
 
-// Says nothing about devices: it may go another time.
 // Why a way is not taken that one of both workers does not want.
 constexpr const char* kNotAllowedHere = "this worker does not allow it";
 constexpr const char* kNotAllowedThere = "it does not allow it";
@@ -128,6 +127,7 @@ constexpr const char* kLetThemOpen =
     "; let processes open each other's device memory (of one user, in containers with --ipc=host "
     "and one --pid namespace), or say DeviceToDevice::kForbidden";
 
+// Says nothing about devices: it may go another time.
 bool is_passing(const Error& error) {
   constexpr Code kPassing[] = {Code::kTimeout, Code::kOverloaded, Code::kShutdown,
                                Code::kCancelled};
